@@ -90,7 +90,8 @@ def _write_tokenizer(folder: Path, vocab: int) -> dict[str, int]:
             "chat_template": CHAT_TEMPLATE,
         },
     )
-    return {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
+    # The trainer numbers the special tokens first, in the order given.
+    return {name: index for index, name in enumerate(SPECIAL_TOKENS)}
 
 
 def _write_config(folder: Path, shape: ModelShape, tokens: dict[str, int]) -> None:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a real `vllm serve` on the CPU with LMCache as its KV connector, waits until it answers, and ends it.
 
-The server runs in a process group of its own; `stop()` ends the whole group, and the kernel ends the server if its
-parent dies. Everything is blocking: call it from a thread where there is an event loop.
+The server runs in a process group of its own; `stop()` ends the whole group, and `guard` ends it if this process
+dies. Everything is blocking: call it from a thread where there is an event loop.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -25,10 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from semkv.cli.devengine import guard
 from semkv.cli.devengine.lmcache_config import LMCacheConfig
 from semkv.cli.devengine.requirements import preload_libraries
 
-_PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 300.0
 
 
@@ -134,17 +133,15 @@ class VLLMServer:
         elif not port_is_free(self.port):
             raise EngineStartError(f"port {self.port} is in use: choose another, or leave the port out for a free one")
         (self.options.folder / "t").mkdir(parents=True, exist_ok=True)
-        parent = os.getpid()
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                self.options.command(self.port),
+                [sys.executable, "-S", str(Path(guard.__file__)), *self.options.command(self.port)],
                 env=self.options.variables(),
                 cwd=self.options.folder,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=lambda: _die_with(parent),
             )
         begin = time.monotonic()
         try:
@@ -173,11 +170,12 @@ class VLLMServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, sign)
             deadline = time.monotonic() + patience
-            while time.monotonic() < deadline:
+            while _group_alive(process.pid) and time.monotonic() < deadline:
                 process.poll()
-                if not _group_alive(process.pid):
-                    return
                 time.sleep(0.05)
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
     def __enter__(self) -> VLLMServer:
         self.start()
@@ -254,9 +252,3 @@ def _state_and_group(entry: Path) -> tuple[bool, int]:
     except OSError:
         return False, 0
     return fields[0] != "Z", int(fields[2])
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

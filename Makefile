@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target brings its environment up to date first; nothing else needs doing before any of them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ROOMS := bus native consumers engine_hooks cli
+CHECKED := $(ROOMS) tests bench tools examples
+export OMP_WAIT_POLICY := passive
+
+.PHONY: demo test test-vllm018 lint typecheck bench format environment environment-vllm018 typecheck-links clean
+
+demo: environment ## the main job, end to end, on a real engine
+	@$(BIN)/semkv demo $(DEMO_ARGS)
+
+test: environment ## the whole suite
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-vllm018: environment-vllm018 ## the end-to-end tests on the pair that production uses, vLLM 0.18.0 and LMCache 0.4.3
+	@.venv-vllm018/bin/python -m pytest tests/end_to_end tests/engine_hooks $(TEST_ARGS)
+
+lint: environment ## ruff, import-linter, clang-format, codespell, SPDX headers
+	@$(BIN)/ruff check $(CHECKED)
+	@$(BIN)/ruff format --check $(CHECKED)
+	@$(BIN)/lint-imports
+	@git ls-files '*.cpp' '*.h' | xargs -r $(BIN)/clang-format --dry-run --Werror
+	@$(BIN)/codespell
+	@$(BIN)/python tools/check_headers.py
+
+typecheck: environment typecheck-links ## mypy, strict
+	@MYPYPATH=.typecheck $(BIN)/mypy $(foreach room,$(ROOMS),-p semkv.$(room))
+
+typecheck-links:
+	@mkdir -p .typecheck/semkv && cd .typecheck/semkv && for room in $(ROOMS); do ln -sfn ../../$$room $$room; done
+
+bench: environment ## the figures of docs/performance.md, measured on this machine
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+format: environment ## rewrite the sources in the project's format
+	@$(BIN)/ruff check --fix $(CHECKED); $(BIN)/ruff format $(CHECKED)
+	@git ls-files '*.cpp' '*.h' | xargs -r $(BIN)/clang-format -i
+
+environment:
+	@$(PYTHON) tools/environment.py default
+
+environment-vllm018:
+	@$(PYTHON) tools/environment.py vllm018
+
+clean: ## remove the environments and everything built
+	rm -rf .venv .venv-vllm018 .typecheck build .cache
