@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creates the development environments: `.venv` (vLLM 0.32.0) and `.venv-vllm018` (vLLM 0.18.0).
 
-`python3 tools/environment.py NAME` brings one up to date and does nothing, in milliseconds, if it already is: a stamp in
+`python3 tools/environment.py NAME` brings one up to date, and does nothing if it already is: a stamp in
 the environment holds a digest of everything it was made from. Standard library only; it runs before anything is
 installed. Versions are pinned in `requirements/`. Exit code 2 and one line say what is missing.
 """
@@ -30,7 +30,7 @@ REVISION = 1
 PYTHONS = ((3, 10), (3, 11), (3, 12))
 
 
-class Missing(Exception):
+class MissingError(Exception):
     """Something this machine lacks; the message is one line with the way out."""
 
 
@@ -121,7 +121,7 @@ class Environment:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             print((done.stdout + done.stderr)[-6000:], file=sys.stderr)
-            raise Missing(f"{what} failed with code {done.returncode}; its last lines are above")
+            raise MissingError(f"{what} failed with code {done.returncode}; its last lines are above")
         for line in (done.stdout + done.stderr).splitlines():
             if "WITHOUT the C++ core" in line:
                 _say(line.strip())
@@ -129,15 +129,15 @@ class Environment:
     def _check_machine(self) -> None:
         if sys.version_info[:2] not in PYTHONS:
             found = ".".join(map(str, sys.version_info[:2]))
-            raise Missing(f"Python {found} is not one of 3.10, 3.11, 3.12: run with PYTHON=/path/to/python3.11")
+            raise MissingError(f"Python {found} is not one of 3.10, 3.11, 3.12: run with PYTHON=/path/to/python3.11")
         if not _compiler_works():
-            raise Missing(
+            raise MissingError(
                 "no working C++ compiler was found, and the engine needs semkv's C++ core: "
                 "install one (Debian: apt-get install g++) or name it in CXX"
             )
         free_gib = shutil.disk_usage(ROOT).free / 2**30
         if free_gib < 6:
-            raise Missing(f"{free_gib:.1f} GiB are free on the disk of {ROOT} and the environment needs 6")
+            raise MissingError(f"{free_gib:.1f} GiB are free on the disk of {ROOT} and the environment needs 6")
 
     def _is_current(self) -> bool:
         return self._stamped("engine") == self._engine_digest() and self._stamped("semkv") == self._semkv_digest()
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("name", choices=sorted(RECIPES))
     try:
         Environment(RECIPES[parser.parse_args().name]).ensure()
-    except Missing as missing:
+    except MissingError as missing:
         print(f"semkv: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
