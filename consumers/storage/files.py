@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole-chunk file reads and writes, and removal in two steps.
+
+Reads go straight into the caller's buffer with `preadv`, in as large requests as the kernel takes, until the buffer is
+full; a file of another size, or one that ends early, is an error, never a half-filled success. O_DIRECT is used where
+it is asked for and address and length allow it. Removal is a rename (cheap, fit for a lock) and a later unlink, so
+that a new file under the same name is never the one that is unlinked.
+
+Threads: every function may be called from any thread; none holds a lock.
+Errors: OSError as the kernel gives it; `ShortFileError` for a wrong length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_ALIGNMENT = mmap.PAGESIZE
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+_retired_numbers = itertools.count(1)
+RETIRED_SUFFIX = ".semkv-retired"
+
+
+class ShortFileError(OSError):
+    """A file does not hold as many bytes as its chunk has."""
+
+
+def address_of(buffer: memoryview) -> int:
+    """Where a writable buffer begins in memory."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def direct_possible(buffer: memoryview) -> bool:
+    """True if address and length of `buffer` suit O_DIRECT."""
+    return bool(_O_DIRECT) and buffer.nbytes % _ALIGNMENT == 0 and address_of(buffer) % _ALIGNMENT == 0
+
+
+def read_full(path: str, buffer: memoryview, *, direct: bool = False) -> int:
+    """Fill `buffer` from the file at `path`, which must be exactly as long; return the bytes read."""
+    view = buffer.cast("B") if buffer.format != "B" or buffer.ndim != 1 else buffer
+    wanted = view.nbytes
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    descriptor = os.open(path, flags | _O_DIRECT if direct and direct_possible(view) else flags)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != wanted:
+            raise ShortFileError(f"{path} has {size} bytes, its chunk has {wanted}")
+        done = 0
+        while done < wanted:
+            got = os.preadv(descriptor, (view[done:],), done)
+            if got == 0:
+                raise ShortFileError(f"{path} ended after {done} of {wanted} bytes")
+            done += got
+        return done
+    finally:
+        os.close(descriptor)
+
+
+def write_full(path: str, buffer: memoryview, *, direct: bool = False) -> int:
+    """Write all of `buffer` into a new file at `path`; on any error the file is gone again."""
+    view = buffer.cast("B") if buffer.format != "B" or buffer.ndim != 1 else buffer
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    descriptor = os.open(path, flags | _O_DIRECT if direct and direct_possible(view) else flags, 0o644)
+    done = 0
+    try:
+        while done < view.nbytes:
+            done += os.pwritev(descriptor, (view[done:],), done)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    return done
+
+
+def temporary_name(path: str) -> str:
+    """A name beside `path` that nobody else uses."""
+    return f"{path}.{os.getpid()}-{next(_retired_numbers)}.semkv-tmp"
+
+
+def retire(path: str) -> str | None:
+    """Rename the file out of the way; None if there is none. The only file operation that is fit for a lock."""
+    retired = f"{path}.{os.getpid()}-{next(_retired_numbers)}{RETIRED_SUFFIX}"
+    try:
+        Path(path).rename(retired)
+    except FileNotFoundError:
+        return None
+    return retired
+
+
+def unlink_all(paths: Iterable[str]) -> None:
+    """Remove retired files; one that is gone already is no error."""
+    for path in paths:
+        Path(path).unlink(missing_ok=True)
