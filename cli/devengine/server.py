@@ -211,7 +211,7 @@ class VLLMServer:
     def _last_words(self) -> str:
         lines = [_plain(line) for line in self.log().splitlines()]
         errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b: ", line)]
-        words = errors[-1] if errors else "\n".join(lines[-5:])
+        words = errors[-1] if errors else " / ".join(line for line in lines[-5:] if line)
         return f"{words} (log: {self.log_path})"
 
 

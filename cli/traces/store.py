@@ -49,7 +49,7 @@ def read_spans(path: Path) -> list[Span]:
             documents = [json.loads(line) for line in text.splitlines() if line.strip()]
         except json.JSONDecodeError as error:
             raise TraceFileError(f"{path}: not JSON ({error}); an OTLP JSON file was expected") from error
-    if not all(isinstance(document, dict) and "resourceSpans" in document for document in documents):
+    if not documents or not all(isinstance(document, dict) and "resourceSpans" in document for document in documents):
         raise TraceFileError(f"{path}: has no 'resourceSpans'; an OTLP JSON file was expected")
     return [span for document in documents for span in spans_of(document)]
 

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo runs on: a NATS server, an engine with LMCache and semkv, and an engine without any cache.
+
+Everything lives in one temporary folder and ends with `close()`, which may be called at any moment, also half-way
+through the start.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from semkv.bus.embedded import EmbeddedServer
+from semkv.cli.devengine.lmcache_config import LMCacheConfig
+from semkv.cli.devengine.model import ModelShape, make_model
+from semkv.cli.devengine.server import EngineStartError, ServerOptions, VLLMServer
+from semkv.cli.progress import Row, StartProgress
+from semkv.cli.traces.receiver import OTLPReceiver
+
+SHAPE = ModelShape(layers=12, hidden=768, heads=12, kv_heads=12, intermediate=2048)
+"""Prefill of 3,000 tokens takes seconds on two cores; their KV is 221 MB."""
+CHUNK_SIZE = 256
+DDR_CHUNKS = 20
+DISK_GIB = 4.0
+SERVED = "demo"
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where the demo's parts answer."""
+
+    nats: str
+    engine: str
+    plain_engine: str
+
+
+class Stack:
+    """Starts and ends the parts. `start()` shows progress and returns their endpoints."""
+
+    def __init__(self, console: Console, *, port: int = 0, keep: bool = False) -> None:
+        self._console = console
+        self._port = port
+        self._keep = keep
+        self.folder = Path(tempfile.mkdtemp(prefix="semkv-demo-"))
+        self.receiver = OTLPReceiver()
+        self._nats: EmbeddedServer | None = None
+        self._engines: list[VLLMServer] = []
+        self._closing = threading.Event()
+
+    def start(self) -> Endpoints:
+        """Start everything. Raises EngineStartError, EmbeddedServerError; call `close()` whatever happens."""
+        with StartProgress(self._console) as progress:
+            self.receiver.start()
+            row = progress.row("NATS server")
+            self._nats = EmbeddedServer(self.folder / "nats")
+            self._nats.start()
+            row.done(self._nats.url)
+
+            row = progress.row("model")
+            model = make_model(self.folder / "model", SHAPE)
+            row.done("random weights, made here")
+
+            chunk_gib = CHUNK_SIZE * SHAPE.kv_bytes_per_token / 2**30
+            lmcache = LMCacheConfig(
+                disk=self.folder / "ssd",
+                chunk_size=CHUNK_SIZE,
+                # Half a chunk more than the chunks it is to hold: the allocator aligns each.
+                ddr_gib=(DDR_CHUNKS + 0.5) * chunk_gib,
+                disk_gib=DISK_GIB,
+            )
+            tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": self.receiver.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+            shared = {"model": model, "served_model": SERVED, "threads": 2}
+            engine = VLLMServer(
+                ServerOptions(
+                    **shared,
+                    folder=self._subfolder("engine"),
+                    name="demo",
+                    lmcache=lmcache,
+                    nats_url=self._nats.url,
+                    port=self._port,
+                    environment=tracing,
+                )
+            )
+            plain = VLLMServer(ServerOptions(**shared, folder=self._subfolder("plain"), name="plain", lmcache=None))
+            self._engines = [engine, plain]
+            rows = [progress.row("vLLM with LMCache and semkv"), progress.row("vLLM without any cache")]
+            # Side by side: most of a start is waiting for imports and for one another's processes.
+            with ThreadPoolExecutor(max_workers=2) as pool:
+                started = [
+                    pool.submit(self._start_engine, server, row)
+                    for server, row in zip(self._engines, rows, strict=True)
+                ]
+                try:
+                    for future in started:
+                        future.result()
+                except BaseException:
+                    self._closing.set()
+                    raise
+        return Endpoints(self._nats.url, engine.url, plain.url)
+
+    def close(self) -> None:
+        """End everything and remove the folder, unless it is to be kept."""
+        self._closing.set()
+        for engine in self._engines:
+            engine.stop()
+        if self._nats is not None:
+            self._nats.stop()
+        self.receiver.stop()
+        if self._keep:
+            self._console.print(f"logs and data kept in {self.folder}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def keep_logs(self) -> None:
+        """Do not remove the folder at the end: something went wrong and its logs say what."""
+        self._keep = True
+
+    def _start_engine(self, server: VLLMServer, row: Row) -> None:
+        def show(_: float, line: str) -> None:
+            if self._closing.is_set():
+                raise EngineStartError("the start was given up")
+            row.detail(line)
+
+        server.start(progress=show)
+        row.done(server.url)
+
+    def _subfolder(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        return folder

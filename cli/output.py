@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How commands speak: one console for people, JSON lines for programs, one clear line and an exit code on failure.
+
+Exit codes: 0 done, 1 done but not all of it (a partial result, a false claim), 2 bad input, 3 nobody there to ask
+(no server, no engine), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+PARTIAL, BAD_INPUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line of standard output."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+    sys.stdout.flush()
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say in one line what went wrong and leave with `code`."""
+    errors.print(f"semkv: {message}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces: received as a real OpenTelemetry exporter sends them, written, read back, printed as a tree."""
+
+import json
+
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import Link
+from rich.console import Console
+from typer.testing import CliRunner
+
+from semkv.cli.app import app
+from semkv.cli.traces.receiver import OTLPReceiver
+from semkv.cli.traces.store import TraceFileError, by_trace, read_spans, write_spans
+from semkv.cli.traces.tree import print_trace
+
+
+@pytest.fixture
+def received():
+    """A receiver that a real SDK exported three spans of two traces to."""
+    with OTLPReceiver() as receiver:
+        provider = TracerProvider(resource=Resource.create({"service.name": "agent"}))
+        provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=f"{receiver.endpoint}/v1/traces")))
+        tracer = provider.get_tracer("test")
+        with (
+            tracer.start_as_current_span("prefetch") as parent,
+            tracer.start_as_current_span("kv.tier.load disk→cpu", attributes={"kv.bytes": 7}),
+        ):
+            pass
+        with tracer.start_as_current_span("later hit", links=[Link(parent.get_span_context())]):
+            pass
+        provider.shutdown()
+        yield receiver
+
+
+def test_what_an_exporter_sends_is_read_back_from_the_file(received, tmp_path):
+    file = tmp_path / "trace.json"
+    write_spans(file, received.documents())
+    spans = read_spans(file)
+    assert sorted(spans, key=lambda s: s.name) == sorted(received.spans(), key=lambda s: s.name)
+    child, parent, hit = (
+        next(s for s in spans if s.name == n) for n in ("kv.tier.load disk→cpu", "prefetch", "later hit")
+    )
+    assert child.parent_id == parent.span_id and child.trace_id == parent.trace_id
+    assert child.attributes["kv.bytes"] == 7 and child.service == "agent"
+    assert hit.links == ((parent.trace_id, parent.span_id),)
+    assert len(parent.trace_id) == 32 and int(parent.trace_id, 16)
+    assert [len(group) for group in by_trace(spans).values()] == [2, 1]
+
+
+def test_the_tree_shows_children_below_their_parent(received):
+    console = Console(width=160, record=True, force_terminal=False)
+    for spans in by_trace(received.spans()).values():
+        print_trace(console, spans)
+    lines = console.export_text().splitlines()
+    parent = next(i for i, line in enumerate(lines) if line.startswith("prefetch"))
+    assert lines[parent + 1].startswith("  kv.tier.load disk→cpu") and "bytes=7" in lines[parent + 1]
+    assert any(line.startswith("later hit") and "→" in line for line in lines)
+
+
+def test_json_lines_are_read_and_other_files_refused(received, tmp_path):
+    lines = tmp_path / "lines.json"
+    lines.write_text("\n".join(json.dumps(document) for document in received.documents()))
+    assert len(read_spans(lines)) == 3
+    for text in ("{}", "[1]", "no json", ""):
+        lines.write_text(text)
+        with pytest.raises(TraceFileError, match=r"OTLP JSON file was expected|no 'resourceSpans'"):
+            read_spans(lines)
+
+
+def test_the_command_selects_by_prefix_and_says_what_is_wrong(received, tmp_path):
+    file = tmp_path / "trace.json"
+    write_spans(file, received.documents())
+    trace_id = received.spans()[0].trace_id
+    shown = CliRunner().invoke(app, ["trace", str(file), trace_id[:6], "--json"])
+    assert shown.exit_code == 0
+    assert {json.loads(line)["trace_id"] for line in shown.stdout.splitlines()} == {trace_id}
+    assert CliRunner().invoke(app, ["trace", str(file), "zz"]).exit_code == 2
+    assert CliRunner().invoke(app, ["trace", str(tmp_path / "absent.json")]).exit_code == 2
