@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a stream in order, without acknowledgements, through everything that can happen to the server.
+
+`OrderedReader` iterates over a stream's messages from a time or a sequence on. It makes a short-lived push consumer
+and makes it anew, from the next sequence, after a reconnect, a gap, missing heartbeats or its deletion; if the stream
+itself was lost, it starts over at its start time. Each message comes once and in stream order. The server is held back
+(flow control) while the reader's user is slow, so memory stays bounded and nothing is lost. One event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from semkv.bus import subjects
+from semkv.bus.clock import BrokerClock, to_rfc3339
+from semkv.bus.connection import Link
+from semkv.bus.streams import COMMANDS, stream_state
+
+log = logging.getLogger(__name__)
+
+IDLE_HEARTBEAT_S = 1.0
+_SILENCE_S = 3.0
+_RETRY_S = 0.2
+_RETRY_MAX_S = 2.0
+_INACTIVE_S = 30.0
+
+Ensure = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class StreamMessage:
+    """One message of a stream: its subject, headers and payload, its sequence and the stream's timestamp (unix ns)."""
+
+    subject: str
+    headers: dict[str, str]
+    data: bytes
+    seq: int
+    time_ns: int
+
+
+def delivery(reply: str) -> tuple[int, int, int] | None:
+    """(stream sequence, consumer sequence, timestamp ns) out of a delivered message's reply subject."""
+    parts = reply.split(".")
+    if parts[:2] != ["$JS", "ACK"] or len(parts) < 9:
+        return None
+    first = 5 if len(parts) == 9 else 7
+    try:
+        return int(parts[first]), int(parts[first + 1]), int(parts[first + 2])
+    except (ValueError, IndexError):
+        return None
+
+
+class OrderedReader:
+    """`async with OrderedReader(...) as reader: async for message in reader: ...`"""
+
+    def __init__(
+        self,
+        nc: Client,
+        link: Link,
+        stream: str,
+        filters: Sequence[str],
+        *,
+        start_time_ns: int | None = None,
+        start_seq: int | None = None,
+        ensure: Ensure | None = None,
+        clock: BrokerClock | None = None,
+    ) -> None:
+        """Without start: what is published from now on. `ensure` makes the stream where it is absent."""
+        self._nc = nc
+        self._link = link
+        self._stream = stream
+        self._filters = list(filters)
+        self._start_time_ns = start_time_ns
+        self._next_seq = start_seq
+        self._ensure = ensure
+        self._clock = clock
+        self._arrived: asyncio.Queue[StreamMessage | str | None] = asyncio.Queue()
+        self._renew = asyncio.Event()
+        self._sub: Subscription | None = None
+        self._consumer = ""
+        self._consumer_seq = 0
+        self._last_activity = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self.renewals = 0
+        """How often the consumer had to be made again."""
+
+    async def __aenter__(self) -> OrderedReader:
+        self._link.on_reconnect.append(self._renew.set)
+        self._task = asyncio.create_task(self._keep())
+        return self
+
+    async def ready(self) -> None:
+        """Waits until a consumer exists: what is published from here on will be read."""
+        await self._ready.wait()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ValueError):
+            self._link.on_reconnect.remove(self._renew.set)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._drop_consumer(delete=True)
+        self._arrived.put_nowait(None)
+
+    def __aiter__(self) -> OrderedReader:
+        return self
+
+    async def __anext__(self) -> StreamMessage:
+        while True:
+            item = await self._arrived.get()
+            if item is None:
+                raise StopAsyncIteration
+            if isinstance(item, StreamMessage):
+                return item
+            await self._answer(item)  # all before it has been taken: let the server go on
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._renew.clear()
+            self._ready.clear()
+            await self._make_until_it_works()
+            self._ready.set()
+            while not self._renew.is_set():
+                silent_for = loop.time() - self._last_activity
+                if silent_for > _SILENCE_S and self._nc.is_connected:
+                    break
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._renew.wait(), max(0.1, _SILENCE_S - silent_for))
+            self.renewals += 1
+
+    async def _make_until_it_works(self) -> None:
+        wait = _RETRY_S
+        while True:
+            if self._nc.is_connected:
+                try:
+                    await self._make_consumer()
+                    return
+                except nats.js.errors.NotFoundError:
+                    await self._try_ensure()
+                except (nats.errors.Error, asyncio.TimeoutError, OSError, ValueError) as error:
+                    log.debug("reading %s: %s; trying again", self._stream, error)
+            await asyncio.sleep(wait)
+            wait = min(wait * 1.5, _RETRY_MAX_S)
+
+    async def _try_ensure(self) -> None:
+        if self._ensure is None:
+            return
+        try:
+            await self._ensure()
+        except Exception as error:  # whatever it is, the next round tries again
+            log.debug("making %s: %s; trying again", self._stream, error)
+
+    async def _make_consumer(self) -> None:
+        await self._drop_consumer(delete=True)
+        state = await stream_state(self._nc, self._stream, self._clock)
+        last_seq = int(state["last_seq"])
+        if self._next_seq is not None and self._next_seq > last_seq + 1:
+            log.warning("stream %s was made anew: reading it from its start", self._stream)
+            self._next_seq = None if self._start_time_ns is not None else 1
+        if self._next_seq is None and self._start_time_ns is None:
+            self._next_seq = last_seq + 1
+        inbox = self._nc.new_inbox()
+        self._consumer_seq = 0
+        self._last_activity = asyncio.get_running_loop().time()
+        self._sub = await self._nc.subscribe(inbox, cb=self._receiver(inbox))
+        config = ConsumerConfig(
+            deliver_subject=inbox,
+            filter_subjects=self._filters,
+            ack_policy=AckPolicy.NONE,
+            max_deliver=1,
+            ack_wait=22 * 3600.0,
+            idle_heartbeat=IDLE_HEARTBEAT_S,
+            flow_control=True,
+            inactive_threshold=_INACTIVE_S,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        if self._next_seq is not None:
+            config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
+            config.opt_start_seq = self._next_seq
+        else:
+            config.deliver_policy = DeliverPolicy.BY_START_TIME
+            config.opt_start_time = to_rfc3339(self._start_time_ns or 0)
+        info = await self._nc.jetstream().add_consumer(self._stream, config=config)
+        self._consumer = info.name
+
+    def _receiver(self, inbox: str) -> Callable[[Msg], Awaitable[None]]:
+        async def receive(msg: Msg) -> None:
+            if self._sub is None or self._sub.subject != inbox:
+                return  # of a consumer already given up
+            self._last_activity = asyncio.get_running_loop().time()
+            headers = msg.headers or {}
+            if not msg.data and headers.get("Status") == "100":
+                self._on_control(msg, headers)
+                return
+            where = delivery(msg.reply)
+            if where is None:
+                return
+            stream_seq, consumer_seq, time_ns = where
+            if consumer_seq != self._consumer_seq + 1:
+                self._renew.set()  # something was lost: read again from the next sequence
+                return
+            self._consumer_seq = consumer_seq
+            if self._next_seq is not None and stream_seq < self._next_seq:
+                return
+            self._next_seq = stream_seq + 1
+            self._arrived.put_nowait(StreamMessage(msg.subject, dict(headers), msg.data, stream_seq, time_ns))
+
+        return receive
+
+    def _on_control(self, msg: Msg, headers: dict[str, str]) -> None:
+        if msg.reply:
+            self._arrived.put_nowait(msg.reply)  # flow control: answered once all before it was taken
+            return
+        last = headers.get("Nats-Last-Consumer", "")
+        if last.isdigit() and int(last) > self._consumer_seq:
+            self._renew.set()
+        stalled = headers.get("Nats-Consumer-Stalled", "")
+        if stalled and self._arrived.empty():
+            self._arrived.put_nowait(stalled)
+
+    async def _answer(self, reply: str) -> None:
+        with contextlib.suppress(nats.errors.Error):
+            await self._nc.publish(reply, b"")
+
+    async def _drop_consumer(self, *, delete: bool) -> None:
+        sub, self._sub = self._sub, None
+        name, self._consumer = self._consumer, ""
+        if self._nc.is_closed:
+            return
+        if sub is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await sub.unsubscribe()
+        if delete and name and self._nc.is_connected:
+            with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
+                await self._nc.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
+
+
+class CommandReader(OrderedReader):
+    """The commands a rank has to read: those for its instance in any domain, and those for all of its own domain."""
+
+    def __init__(
+        self,
+        nc: Client,
+        link: Link,
+        instance: str,
+        domain: str,
+        *,
+        start_time_ns: int,
+        ensure: Ensure | None = None,
+        clock: BrokerClock | None = None,
+    ) -> None:
+        filters = [
+            f"{subjects.PREFIX}.*.*.cmd.{subjects.token(instance)}.>",
+            f"{subjects.PREFIX}.*.{domain}.cmd.{subjects.ALL}.>",
+        ]
+        super().__init__(nc, link, COMMANDS, filters, start_time_ns=start_time_ns, ensure=ensure, clock=clock)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is there: ranks announce themselves every two seconds, clients watch.
+
+Entries are JSON, so that any tool can read the bucket. `Announcer` puts a rank's entry and takes it back when it stops.
+`EngineRegistry` starts from what the bucket holds and follows every put; a rank not heard of for the bucket's TTL is
+gone. Absence is judged only after one heartbeat period since the last (re)connect, since a restarted server has an
+empty bucket. Both belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from semkv.bus import codec, subjects
+from semkv.bus.connection import Link
+from semkv.bus.messages import EngineInfo
+from semkv.bus.status import Role
+from semkv.bus.streams import HEARTBEAT_S, REGISTRY, REGISTRY_TTL_S, last_messages
+
+log = logging.getLogger(__name__)
+
+GRACE_S = HEARTBEAT_S + 0.5
+
+Ensure = Callable[[], Awaitable[None]]
+
+
+class Announcer:
+    """Keeps one rank's entry alive. `describe` is called for every put and must not block."""
+
+    def __init__(
+        self, nc: Client, link: Link, describe: Callable[[], EngineInfo], ensure: Ensure | None = None
+    ) -> None:
+        self._nc = nc
+        self._link = link
+        self._describe = describe
+        self._ensure = ensure
+        self._now = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._link.on_reconnect.append(self._now.set)
+        self._task = asyncio.create_task(self._run())
+
+    def announce_now(self) -> None:
+        """Puts the entry without waiting for the next period."""
+        self._now.set()
+
+    async def stop(self) -> None:
+        """Stops and takes the entry back."""
+        with contextlib.suppress(ValueError):
+            self._link.on_reconnect.remove(self._now.set)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._nc.is_connected:
+            with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
+                info = self._describe()
+                subject = subjects.registry(info.instance, info.rank)
+                await self._nc.request(subject, b"", headers={"KV-Operation": "DEL"}, timeout=1.0)
+
+    async def _run(self) -> None:
+        while True:
+            self._now.clear()
+            if self._nc.is_connected:
+                await self._put()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._now.wait(), HEARTBEAT_S)
+
+    async def _put(self) -> None:
+        try:
+            info = self._describe()
+            payload, headers = codec.encode(info, json=True)
+            subject = subjects.registry(info.instance, info.rank)
+            try:
+                await self._nc.request(subject, payload, headers=headers, timeout=1.0)
+            except nats.errors.NoRespondersError:
+                if self._ensure is not None:  # the bucket is gone: a restarted server, or a deleted bucket
+                    await self._ensure()
+                    await self._nc.request(subject, payload, headers=headers, timeout=1.0)
+        except (nats.errors.Error, asyncio.TimeoutError, OSError) as error:
+            log.debug("announcing: %s; the next period tries again", error)
+        except Exception as error:
+            log.warning("announcing this rank failed: %s", error)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One live rank as a client sees it."""
+
+    info: EngineInfo
+    heard_at: float
+    """Loop time of its last sign of life."""
+
+
+class EngineRegistry:
+    """Follows the registry. `on_epoch` is called with the new entry when a known rank comes back with another epoch."""
+
+    def __init__(self, nc: Client, link: Link) -> None:
+        self._nc = nc
+        self._link = link
+        self._entries: dict[str, Engine] = {}
+        self._changed = asyncio.Event()
+        self._epochs: dict[str, int] = {}
+        self.on_epoch: list[Callable[[EngineInfo], None]] = []
+        self.dropped = 0
+        """Entries that could not be read."""
+
+    async def start(self) -> None:
+        """Subscribes, then reads what is there."""
+        await self._nc.subscribe(f"{subjects.REGISTRY_PREFIX}.*.*", cb=self._on_put)
+        with contextlib.suppress(nats.errors.Error):
+            async for subject, headers, payload in last_messages(
+                self._nc, REGISTRY, [f"{subjects.REGISTRY_PREFIX}.*.*"]
+            ):
+                self._take(subject, headers, payload)
+
+    async def _on_put(self, msg: Msg) -> None:
+        self._take(msg.subject, msg.headers or {}, msg.data)
+
+    def _take(self, subject: str, headers: dict[str, str], payload: bytes) -> None:
+        if headers.get("KV-Operation") or headers.get("Nats-Marker-Reason"):
+            self._entries.pop(subject, None)
+            self._notify()
+            return
+        try:
+            info = codec.decode(subject, headers, payload)
+        except codec.DecodeError as error:
+            self.dropped += 1
+            log.debug("registry entry %s dropped: %s", subject, error)
+            return
+        assert isinstance(info, EngineInfo)
+        known = self._epochs.get(subject)
+        if known is not None and info.epoch < known:
+            return  # a process that is being replaced spoke last
+        self._epochs[subject] = info.epoch
+        self._entries[subject] = Engine(info, asyncio.get_running_loop().time())
+        self._notify()
+        if known is not None and info.epoch > known:
+            for listener in list(self.on_epoch):
+                listener(info)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def live(self) -> list[EngineInfo]:
+        """Ranks heard of within the TTL, by instance and rank."""
+        now = asyncio.get_running_loop().time()
+        self._entries = {k: e for k, e in self._entries.items() if now - e.heard_at <= REGISTRY_TTL_S}
+        return sorted((e.info for e in self._entries.values()), key=lambda i: (i.instance, i.rank))
+
+    def storage_ranks(self, instance: str | None = None, domain: str | None = None) -> list[EngineInfo]:
+        """The live ranks that answer commands, of an instance and of a domain where given."""
+        return [
+            info
+            for info in self.live()
+            if info.role == Role.STORAGE
+            and (instance is None or subjects.stands_for(instance, subjects.token(info.instance)))
+            and (domain is None or info.domain == domain)
+        ]
+
+    async def settled(self, instance: str | None = None, domain: str | None = None) -> list[EngineInfo]:
+        """The storage ranks, once all of them are known or one heartbeat period has passed since the (re)connect."""
+        loop = asyncio.get_running_loop()
+        while True:
+            changed = self._changed
+            ranks = self.storage_ranks(instance, domain)
+            left = self._link.up_since + GRACE_S - loop.time()
+            if left <= 0 or (ranks and self._complete(ranks)):
+                return ranks
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+
+    def _complete(self, ranks: list[EngineInfo]) -> bool:
+        """Whether every rank of each instance has been heard of since the (re)connect."""
+        for instance in {info.instance for info in ranks}:
+            mine = [info for info in self.live() if info.instance == instance]
+            fresh = {
+                info.rank
+                for info in mine
+                if self._entries[subjects.registry(info.instance, info.rank)].heard_at >= self._link.up_since
+            }
+            if len(fresh) < mine[0].world_size:
+                return False
+        return True
