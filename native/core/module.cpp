@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extension module semkv.native._core. Each source file beside this one registers its own functions here.
-#include <nanobind/nanobind.h>
+#include "bindings.h"
 
-NB_MODULE(_core, m) { m.doc() = "semkv's C++ core: KV layouts and block transfers"; }
+NB_MODULE(_core, m) {
+  m.doc() = "semkv's C++ core: KV layouts and block transfers";
+  semkv::bind_block_copier(m);
+}

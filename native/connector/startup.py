@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CPU engine is refused for at start-up, each in one line that names the field, its value and the way out.
+
+Checked in both roles before LMCache builds anything: LMCache itself would swallow the error and serve without a cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semkv.native.connector.vllm_cpu import LayoutError
+
+
+class StartUpError(LayoutError):
+    """LMCache's configuration asks for what whole-block transfers cannot do."""
+
+
+def check(config: Any, vllm_config: Any) -> None:
+    """Raises StartUpError for a configuration that could only give wrong or no results."""
+    block_size = int(vllm_config.cache_config.block_size)
+    chunk_size = int(config.chunk_size)
+    if chunk_size % block_size:
+        raise StartUpError(
+            f"chunk_size {chunk_size} (LMCache) is not a multiple of block_size {block_size} (vLLM): whole blocks are "
+            f"moved; set chunk_size to a multiple of {block_size}"
+        )
+    if getattr(config, "enable_blending", False):
+        raise StartUpError("enable_blending true: blending needs the order inside a page; set enable_blending: false")
+    if getattr(config, "use_layerwise", False):
+        raise StartUpError("use_layerwise true: whole chunks are moved; set use_layerwise: false")
+    if getattr(config, "remote_serde", None) not in (None, "naive"):
+        raise StartUpError(
+            f"remote_serde {config.remote_serde!r}: an object holds raw pages, which cannot be recoded; "
+            "set remote_serde: naive"
+        )
+    mla = bool(getattr(vllm_config.model_config, "use_mla", False))
+    if mla and config.get_extra_config_value("save_only_first_rank", True):
+        raise StartUpError(
+            "save_only_first_rank true with an MLA model: LMCache then broadcasts over a CUDA device; "
+            "set extra_config: {save_only_first_rank: false}"
+        )

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each binding file offers to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace semkv {
+
+void bind_block_copier(nanobind::module_& m);
+
+}  // namespace semkv

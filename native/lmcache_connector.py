@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes LMCache 0.4.3 store and retrieve for a vLLM that runs on the CPU, for which LMCache has no device connector.
+
+`install()` is called in every engine process before LMCache's connector is built, any number of times. It replaces five
+functions in memory, never on disk, and each replacement does as before on any other platform. `layout_tag()` names the
+layout for hash domains and, being part of the keys' model name in both roles, keeps objects of different layouts apart.
+Errors: LayoutError and StartUpError (configuration), CoreMissingError (no C++ core), each one line.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+from semkv.native.connector.startup import StartUpError, check
+from semkv.native.connector.vllm_cpu import CpuLayout, LayoutError, cpu_layout
+from semkv.native.extension import CoreMissingError, core
+
+__all__ = ["CoreMissingError", "LayoutError", "StartUpError", "install", "layout_tag"]
+
+_MARK = "_semkv_native"
+
+
+def layout_tag(vllm_config: Any) -> str:
+    """The name of the engine's KV layout; empty where the layout has no order of its own (other platforms)."""
+    return cpu_layout(vllm_config).tag if _on_cpu() else ""
+
+
+def install() -> None:
+    """Patches LMCache in this process. Does nothing where vLLM runs on another device than the CPU."""
+    if not _on_cpu():
+        return
+    core()  # without it nothing below can work: say so here, before LMCache swallows it
+    from lmcache.integration.vllm import utils, vllm_service_factory, vllm_v1_adapter
+    from lmcache.v1 import gpu_connector
+
+    _replace(utils, "get_vllm_torch_dev", _torch_device)
+    _replace(utils, "vllm_layout_hints", _layout_hints)
+    _replace(gpu_connector, "CreateGPUConnector", _create_connector)
+    _replace(vllm_service_factory.VllmServiceFactory, "get_or_create_metadata", _metadata)
+    _replace(vllm_v1_adapter.LMCacheConnectorV1Impl, "_apply_extra_config", _apply_extra_config)
+    _replace(vllm_v1_adapter.LMCacheConnectorV1Impl, "register_kv_caches", _register_kv_caches)
+
+
+def _replace(owner: Any, name: str, make: Any) -> None:
+    """Puts make(original) in place of owner.name, once."""
+    original = getattr(owner, name)
+    if hasattr(original, _MARK):
+        return
+    replacement = functools.wraps(original)(make(original))
+    setattr(replacement, _MARK, original)
+    setattr(owner, name, replacement)
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _torch_device(_original: Any) -> Any:
+    """LMCache asks the device module only for its number of devices, to tell one node from many, and to select one."""
+
+    def get_vllm_torch_dev() -> tuple[Any, str]:
+        return SimpleNamespace(device_count=lambda: 1 << 16, set_device=lambda _index: None), "cpu"
+
+    return get_vllm_torch_dev
+
+
+def _layout_hints(_original: Any) -> Any:
+    """Newer vLLM has no layout to ask for, and LMCache would log an error about it."""
+
+    def vllm_layout_hints() -> dict[str, str]:
+        return {}
+
+    return vllm_layout_hints
+
+
+def _create_connector(original: Any) -> Any:
+    def create_gpu_connector(config: Any, metadata: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(engine, "name", "") != "VLLM":
+            return original(config, metadata, engine, *args, **kwargs)
+        from lmcache.v1.gpu_connector import GPUConnectorInterface
+
+        from semkv.native.connector.device import BlockConnector
+
+        GPUConnectorInterface.register(BlockConnector)
+        return BlockConnector(metadata.semkv_layout)
+
+    return create_gpu_connector
+
+
+def _metadata(original: Any) -> Any:
+    def get_or_create_metadata(self: Any) -> Any:
+        metadata = original(self)
+        if metadata is not None and not hasattr(metadata, "semkv_layout"):
+            layout = cpu_layout(self.vllm_config)
+            metadata.semkv_layout = layout
+            if layout.opaque:
+                metadata.model_name = f"{metadata.model_name}+{layout.tag}"
+            _round_shapes(metadata, layout)
+        return metadata
+
+    return get_or_create_metadata
+
+
+def _round_shapes(metadata: Any, layout: CpuLayout) -> None:
+    """Objects hold whole blocks: the shape of an unfull chunk is that of its last block filled up."""
+    exact = metadata.get_shapes
+
+    def get_shapes(num_tokens: int | None = None) -> Any:
+        tokens = metadata.chunk_size if num_tokens is None else num_tokens
+        return exact(-(-tokens // layout.block_size) * layout.block_size)
+
+    metadata.get_shapes = get_shapes
+
+
+def _apply_extra_config(original: Any) -> Any:
+    """The last moment before LMCache builds its parts, in both roles, with the configuration complete."""
+
+    def apply_extra_config(self: Any, config: Any, vllm_config: Any) -> None:
+        original(self, config, vllm_config)
+        check(config, vllm_config)
+
+    return apply_extra_config
+
+
+def _register_kv_caches(_original: Any) -> Any:
+    """LMCache would derive a hidden size from the raw CPU shape, and get it wrong."""
+
+    def register_kv_caches(self: Any, kv_caches: dict[str, Any]) -> None:
+        self.kv_caches = kv_caches
+        engine = self.lmcache_engine
+        if engine is not None:
+            per_block = engine.gpu_connector.register(list(kv_caches.values()))
+            _check_size(engine.metadata, per_block)
+        self._manager.post_init()
+
+    return register_kv_caches
+
+
+def _check_size(metadata: Any, per_block: int) -> None:
+    """The object that LMCache will allocate for a block must be as long as the block is over all layers."""
+    layout = metadata.semkv_layout
+    shapes, dtypes = metadata.get_shapes(layout.block_size), metadata.get_dtypes()
+    declared = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+    if declared != per_block:
+        raise LayoutError(
+            f"LMCache allocates {declared} bytes for a block of {layout.block_size} tokens, the engine's layers hold "
+            f"{per_block}: layers of different shapes are not supported on the CPU"
+        )
