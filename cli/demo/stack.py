@@ -16,17 +16,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from semkv.bus import tracing
 from semkv.bus.embedded import EmbeddedServer
 from semkv.cli.devengine.lmcache_config import LMCacheConfig
 from semkv.cli.devengine.model import ModelShape, make_model
 from semkv.cli.devengine.server import EngineStartError, ServerOptions, VLLMServer
 from semkv.cli.progress import Row, StartProgress
-from semkv.cli.traces.receiver import OTLPReceiver
 
 SHAPE = ModelShape(layers=12, hidden=768, heads=12, kv_heads=12, intermediate=2048)
-"""Prefill of 3,000 tokens takes seconds on two cores; their KV is 221 MB."""
+"""Prefill of 2,000 tokens takes seconds on two cores; their KV is 151 MB."""
 CHUNK_SIZE = 256
-DDR_CHUNKS = 20
+DDR_CHUNKS = 18
+"""A prefetch fills at most half the pool: topic A has to fit in nine chunks."""
 DISK_GIB = 4.0
 SERVED = "demo"
 
@@ -43,12 +44,12 @@ class Endpoints:
 class Stack:
     """Starts and ends the parts. `start()` shows progress and returns their endpoints."""
 
-    def __init__(self, console: Console, *, port: int = 0, keep: bool = False) -> None:
+    def __init__(self, console: Console, trace_file: Path, *, port: int = 0, keep: bool = False) -> None:
         self._console = console
+        self._trace_file = trace_file
         self._port = port
         self._keep = keep
         self.folder = Path(tempfile.mkdtemp(prefix="semkv-demo-"))
-        self.receiver = OTLPReceiver()
         self._nats: EmbeddedServer | None = None
         self._engines: list[VLLMServer] = []
         self._closing = threading.Event()
@@ -56,7 +57,6 @@ class Stack:
     def start(self) -> Endpoints:
         """Start everything. Raises EngineStartError, EmbeddedServerError; call `close()` whatever happens."""
         with StartProgress(self._console) as progress:
-            self.receiver.start()
             row = progress.row("NATS server")
             self._nats = EmbeddedServer(self.folder / "nats")
             self._nats.start()
@@ -74,7 +74,6 @@ class Stack:
                 ddr_gib=(DDR_CHUNKS + 0.5) * chunk_gib,
                 disk_gib=DISK_GIB,
             )
-            tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": self.receiver.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
             shared = {"model": model, "served_model": SERVED, "threads": 2}
             engine = VLLMServer(
                 ServerOptions(
@@ -84,7 +83,7 @@ class Stack:
                     lmcache=lmcache,
                     nats_url=self._nats.url,
                     port=self._port,
-                    environment=tracing,
+                    environment={tracing.ENV_FILE: str(self._trace_file)},
                 )
             )
             plain = VLLMServer(ServerOptions(**shared, folder=self._subfolder("plain"), name="plain", lmcache=None))
@@ -111,7 +110,6 @@ class Stack:
             engine.stop()
         if self._nats is not None:
             self._nats.stop()
-        self.receiver.stop()
         if self._keep:
             self._console.print(f"logs and data kept in {self.folder}")
         else:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces on this machine: `receiver` takes them over OTLP/HTTP, `store` reads and writes them, `tree` prints them."""
+"""Looking at traces on this machine: `store` reads them, `tree` prints them."""

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans as OTLP JSON: read from a file or from protobuf requests, grouped by trace, written for Jaeger's UI to open.
-
-OTLP's JSON form has trace and span ids in hex, where protobuf's own JSON mapping would give base64
-(source: the OpenTelemetry protocol's section on JSON protobuf encoding).
-"""
+"""Spans as people look at them: read from an OTLP JSON file, grouped by trace."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from semkv.bus import trace_file
+
 
 class TraceFileError(ValueError):
-    """The file is not OTLP JSON; the message names the file and what was expected."""
+    """The file is not OTLP JSON; the message names the file and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -41,32 +38,12 @@ class Span:
 
 def read_spans(path: Path) -> list[Span]:
     """Every span of an OTLP JSON file: one object, or one object a line. Raises TraceFileError, OSError."""
-    text = path.read_text(encoding="utf-8")
     try:
-        documents = [json.loads(text)]
-    except json.JSONDecodeError:
-        try:
-            documents = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError as error:
-            raise TraceFileError(f"{path}: not JSON ({error}); an OTLP JSON file was expected") from error
-    if not documents or not all(isinstance(document, dict) and "resourceSpans" in document for document in documents):
-        raise TraceFileError(f"{path}: has no 'resourceSpans'; an OTLP JSON file was expected")
-    return [span for document in documents for span in spans_of(document)]
-
-
-def write_spans(path: Path, documents: Iterable[Mapping[str, Any]]) -> None:
-    """Write OTLP documents as one, which Jaeger's UI opens by "JSON File" on its search page."""
-    merged = {"resourceSpans": [part for document in documents for part in document.get("resourceSpans", [])]}
-    path.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
-
-
-def spans_of(document: Mapping[str, Any]) -> Iterator[Span]:
-    """The spans of one OTLP JSON document."""
-    for resource_spans in document.get("resourceSpans", []):
-        service = _attributes(resource_spans.get("resource", {})).get("service.name", "?")
-        for scope in resource_spans.get("scopeSpans", []):
-            for span in scope.get("spans", []):
-                yield _span(span, str(service))
+        if path.stat().st_size == 0:
+            raise ValueError("it is empty")
+        return [_span(span) for span in trace_file.read_spans(path)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceFileError(f"{path}: not an OTLP JSON file ({type(error).__name__}: {error})") from error
 
 
 def by_trace(spans: Iterable[Span]) -> dict[str, list[Span]]:
@@ -77,38 +54,14 @@ def by_trace(spans: Iterable[Span]) -> dict[str, list[Span]]:
     return dict(groups)
 
 
-def from_protobuf(body: bytes) -> dict[str, Any]:
-    """An ExportTraceServiceRequest as an OTLP JSON document. Raises google.protobuf's DecodeError on other bytes."""
-    from google.protobuf.json_format import MessageToDict
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    request = ExportTraceServiceRequest()
-    request.ParseFromString(body)
-    document: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
-    originals = (span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans)
-    written = (
-        span
-        for resource in document.get("resourceSpans", [])
-        for scope in resource.get("scopeSpans", [])
-        for span in scope.get("spans", [])
-    )
-    for original, span in zip(originals, written, strict=True):
-        span["traceId"], span["spanId"] = original.trace_id.hex(), original.span_id.hex()
-        if original.parent_span_id:
-            span["parentSpanId"] = original.parent_span_id.hex()
-        for link, other in zip(original.links, span.get("links", []), strict=True):
-            other["traceId"], other["spanId"] = link.trace_id.hex(), link.span_id.hex()
-    return document
-
-
-def _span(span: Mapping[str, Any], service: str) -> Span:
+def _span(span: Mapping[str, Any]) -> Span:
     status = span.get("status", {})
     return Span(
         trace_id=span["traceId"],
         span_id=span["spanId"],
         parent_id=span.get("parentSpanId", ""),
         name=span.get("name", "?"),
-        service=service,
+        service=str(span["service"]) or "?",
         start_ns=int(span["startTimeUnixNano"]),
         end_ns=int(span["endTimeUnixNano"]),
         attributes=_attributes(span),

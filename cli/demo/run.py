@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the demo: the stack, the play, the report."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+
+from semkv.bus import connect
+from semkv.cli.demo import report
+from semkv.cli.demo.agent import Model
+from semkv.cli.demo.claims import Claims
+from semkv.cli.demo.play import Measured, Play
+from semkv.cli.demo.stack import CHUNK_SIZE, SERVED, Endpoints
+from semkv.cli.demo.texts import topic
+from semkv.cli.devengine.lmcache_hashes import LMCacheHasher
+from semkv.cli.traces.store import Span, by_trace, read_spans
+
+SPANS_PATIENCE_S = 15
+READ_SPAN = "kv.tier.load disk→cpu"
+
+FIRST = topic("billing", turns=3, sentences=18)
+SECOND = topic("garden", turns=4, sentences=32)
+
+
+async def run(console: Console, endpoints: Endpoints, trace_file: Path) -> Claims:
+    """Play the story against the endpoints and print what happened."""
+    claims = Claims(console)
+    engine, plain = Model(endpoints.engine, SERVED), Model(endpoints.plain_engine, SERVED)
+    try:
+        async with connect(endpoints.nats) as kv:
+            with LMCacheHasher(CHUNK_SIZE) as hasher:
+                play = Play(console, claims, kv, engine, plain, hasher)
+                await play.run(FIRST, SECOND)
+    finally:
+        await engine.close()
+        await plain.close()
+    report.print_timeline(console, play.measured)
+    await _trace(console, claims, play.measured, trace_file)
+    report.print_verdict(console, claims)
+    return claims
+
+
+async def _trace(console: Console, claims: Claims, measured: Measured, trace_file: Path) -> None:
+    if measured.prefetch is None:
+        return
+    spans = await _spans_of(measured.prefetch.trace_id, trace_file)
+    if spans:
+        report.print_prefetch_trace(console, spans)
+    reads = [span for span in spans if span.name == READ_SPAN]
+    services = {span.service for span in spans}
+    roots = [span for span in spans if span.parent_id not in {other.span_id for other in spans}]
+    claims.check(
+        "one trace leads from the agent's prefetch to the bytes read in the worker",
+        bool(reads) and len(roots) == 1 and len(services) > 1,
+        f"{len(spans)} spans of {', '.join(sorted(services)) or 'nobody'}; {len(reads)} reads",
+    )
+    console.print(f"  every trace is in {trace_file}: `semkv trace {trace_file}`, or Jaeger's UI, “JSON File”")
+
+
+async def _spans_of(trace_id: str | None, trace_file: Path) -> list[Span]:
+    """The trace's spans once the worker has exported its own, or what there is after a while."""
+    spans: list[Span] = []
+    for _ in range(SPANS_PATIENCE_S * 5):
+        spans = _spans_now(trace_id, trace_file)
+        if any(span.name == READ_SPAN for span in spans) and any(not span.parent_id for span in spans):
+            break
+        await asyncio.sleep(0.2)
+    return spans
+
+
+def _spans_now(trace_id: str | None, trace_file: Path) -> list[Span]:
+    if trace_id is None or not trace_file.exists():
+        return []
+    return by_trace(read_spans(trace_file)).get(trace_id, [])
