@@ -53,11 +53,14 @@ class Link:
 
     def __init__(self) -> None:
         self.reconnects = 0
-        self.denied: deque[tuple[str, str]] = deque(maxlen=64)
+        self.denied: deque[tuple[int, str]] = deque(maxlen=64)
+        self._denials = 0
         self.last_error = ""
         self.up_since = 0.0
         """Loop time of the last (re)connect."""
         self.on_reconnect: list[Listener] = []
+        self.closed = asyncio.Event()
+        """Set once the connection is over for good: closed by us, or given up by nats-py after a fatal server error."""
         self._denial = asyncio.Event()
         self._logged: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -75,12 +78,16 @@ class Link:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    async def ended(self) -> None:
+        self.closed.set()
+
     async def error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
         self.last_error = text
         match = _DENIED.search(text)
         if match:
-            self.denied.append((match[1].lower(), match[2]))  # nats-py gives the text in lower case
+            self._denials += 1
+            self.denied.append((self._denials, match[2].lower()))  # nats-py lowers some of these texts
             self._denial.set()
             self._denial = asyncio.Event()
         kind = "denied" if match else type(error).__name__
@@ -88,13 +95,10 @@ class Link:
             self._logged.add(kind)
             log.warning("NATS: %s (further errors of this kind are not logged)", text[:300])
 
-    def is_denied(self, subject: str) -> bool:
-        """Whether the server has refused a publish to this subject, or a subscription to it."""
-        return any(denied == subject.lower() for _, denied in self.denied)
-
     async def guard(self, subject: str, work: Awaitable[Any]) -> Any:
         """Awaits `work`, or raises PermissionDeniedError as soon as the server refuses `subject`."""
         task = asyncio.ensure_future(work)
+        before = self._denials
         try:
             while True:
                 waiter = asyncio.ensure_future(self._denial.wait())
@@ -104,7 +108,7 @@ class Link:
                     waiter.cancel()
                 if task.done():
                     return task.result()
-                if self.is_denied(subject):
+                if any(number > before and denied == subject.lower() for number, denied in self.denied):
                     raise PermissionDeniedError(
                         f"these credentials may not use {subject}: ask for a user with that right (see `semkv auth`)"
                     )
@@ -178,6 +182,7 @@ async def connect_nats(
         "pending_size": PENDING_BYTES,
         "error_cb": link.error,
         "reconnected_cb": link.reconnected,
+        "closed_cb": link.ended,
         "tls": _tls(settings),
         **_credentials(settings),
     }
@@ -213,6 +218,7 @@ async def _try_once(settings: BusSettings, options: dict[str, Any], link: Link) 
     except (OSError, asyncio.TimeoutError, nats.errors.Error) as error:
         with contextlib.suppress(Exception):
             await client.close()
+        link.closed.clear()  # that was only a try
         text = str(error) or type(error).__name__
         link.last_error = text
         if isinstance(error, ssl.SSLError):

@@ -3,8 +3,9 @@
 
 `OrderedReader` iterates over a stream's messages from a time or a sequence on. It makes a short-lived push consumer
 and makes it anew, from the next sequence, after a reconnect, a gap, missing heartbeats or its deletion; if the stream
-itself was lost, it starts over at its start time. Each message comes once and in stream order. The server is held back
-(flow control) while the reader's user is slow, so memory stays bounded and nothing is lost. One event loop.
+itself was lost, it starts over at its start time. Each message comes once and in stream order. Iteration ends when the
+connection is closed for good. The server is held back (flow control) while the reader's user is slow, so memory stays
+bounded and nothing is lost. One event loop.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ class OrderedReader:
         ensure: Ensure | None = None,
         clock: BrokerClock | None = None,
     ) -> None:
-        """Without start: what is published from now on. `ensure` makes the stream where it is absent."""
+        """Without start: what is published from now on. `ensure` makes the stream where it is absent.
+
+        `start_time_ns` is the broker's time, or with `clock` our own, which is converted once the clock is measured.
+        """
         self._nc = nc
         self._link = link
         self._stream = stream
@@ -93,6 +97,7 @@ class OrderedReader:
         self._consumer_seq = 0
         self._last_activity = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._ender: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self.renewals = 0
         """How often the consumer had to be made again."""
@@ -100,7 +105,12 @@ class OrderedReader:
     async def __aenter__(self) -> OrderedReader:
         self._link.on_reconnect.append(self._renew.set)
         self._task = asyncio.create_task(self._keep())
+        self._ender = asyncio.create_task(self._end_with_connection())
         return self
+
+    async def _end_with_connection(self) -> None:
+        await self._link.closed.wait()
+        self._arrived.put_nowait(None)
 
     async def ready(self) -> None:
         """Waits until a consumer exists: what is published from here on will be read."""
@@ -111,9 +121,10 @@ class OrderedReader:
     ) -> None:
         with contextlib.suppress(ValueError):
             self._link.on_reconnect.remove(self._renew.set)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._ender) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._drop_consumer(delete=True)
         self._arrived.put_nowait(None)
 
@@ -196,7 +207,8 @@ class OrderedReader:
             config.opt_start_seq = self._next_seq
         else:
             config.deliver_policy = DeliverPolicy.BY_START_TIME
-            config.opt_start_time = to_rfc3339(self._start_time_ns or 0)
+            offset = self._clock.offset_ns if self._clock is not None else 0
+            config.opt_start_time = to_rfc3339((self._start_time_ns or 0) + offset)
         info = await self._nc.jetstream().add_consumer(self._stream, config=config)
         self._consumer = info.name
 
@@ -263,6 +275,7 @@ class CommandReader(OrderedReader):
         domain: str,
         *,
         start_time_ns: int,
+        start_seq: int | None = None,
         ensure: Ensure | None = None,
         clock: BrokerClock | None = None,
     ) -> None:
@@ -270,4 +283,6 @@ class CommandReader(OrderedReader):
             f"{subjects.PREFIX}.*.*.cmd.{subjects.token(instance)}.>",
             f"{subjects.PREFIX}.*.{domain}.cmd.{subjects.ALL}.>",
         ]
-        super().__init__(nc, link, COMMANDS, filters, start_time_ns=start_time_ns, ensure=ensure, clock=clock)
+        super().__init__(
+            nc, link, COMMANDS, filters, start_time_ns=start_time_ns, start_seq=start_seq, ensure=ensure, clock=clock
+        )
