@@ -16,6 +16,8 @@ import logging
 import time
 from typing import Any
 
+import nats.errors
+
 from semkv.bus import codec, subjects
 from semkv.bus.connection import Link, connect_nats
 from semkv.bus.errors import BusError, BusUnavailableError
@@ -23,6 +25,16 @@ from semkv.bus.messages.base import TenantMessage
 from semkv.bus.messages.heartbeat import Heartbeat
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import HashesStatus
+from semkv.bus.steps import Attribute
+from semkv.bus.tracing import (
+    PRODUCER,
+    NullTracer,
+    TraceContext,
+    destination,
+    inject,
+    messaging_attributes,
+    setup_tracing,
+)
 from semkv.engine_hooks import finished
 from semkv.engine_hooks.agreement import Agreement, AgreementState
 from semkv.engine_hooks.announced import Announced
@@ -60,6 +72,7 @@ class EventLoop:
         self.agreement = agreement
         self.suffixed = suffixed
         self._link = Link()
+        self._tracer = NullTracer()
         self._unsent: list[FinishedNote] = []
         self._beaten: dict[str, int] = {}
         self._next_beat = 0.0
@@ -68,6 +81,7 @@ class EventLoop:
     async def run(self, publisher: EventPublisher) -> None:
         """Publish until the publisher is closed."""
         self._link = Link()
+        self._tracer = setup_tracing("semkv-engine")
         connection = await self._connect(publisher)
         if connection is None:
             return
@@ -77,6 +91,8 @@ class EventLoop:
         finally:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(connection.close(), 1.0)
+            with contextlib.suppress(Exception):
+                self._tracer.shutdown()
 
     async def _connect(self, publisher: EventPublisher) -> Any:
         while not publisher.closing:
@@ -97,6 +113,8 @@ class EventLoop:
             await publisher.wait(self._until_beat())
             if publisher.closing:
                 break
+            if connection.is_closed:
+                raise ConnectionError("the NATS client has given up this connection")
             if not connection.is_connected or not self._settled(publisher):
                 await publisher.pause(0.05)
                 continue
@@ -126,8 +144,11 @@ class EventLoop:
         for note in batch:
             self._judge(note)
             try:
-                await self._send(connection, note, publisher)
-            except (ValueError, TypeError) as error:  # one event that cannot be written is lost, and seen in `seq`
+                await self._send(connection, note)
+            except (OSError, nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
+                publisher.complain("sending (the batch is sent again)", error)
+                return False
+            except Exception as error:  # one event that cannot be written is lost, and its `seq` shows it
                 publisher.complain("an event that cannot be written", error)
         await self._beat(connection, publisher)
         try:
@@ -147,23 +168,54 @@ class EventLoop:
             note.status = HashesStatus.UNSTABLE
             note.reason = agreement.reason[:1024]
 
-    async def _send(self, connection: Any, note: FinishedNote, publisher: EventPublisher) -> None:
+    async def _send(self, connection: Any, note: FinishedNote) -> None:
         room = max(1, (int(connection.max_payload or 1 << 20) - HEADROOM) // 8)
+        context = self._record_spans(note)
         for message in finished.messages(
             note,
             domain=self.domain,
             instance=self.instance,
-            epoch=publisher.epoch,
+            epoch=note.epoch,
             chunk_size=self.chunk_size,
             suffixed=self.suffixed,
             per_part=min(room, 32768),
         ):
-            await self._put(connection, message)
+            await self._put(connection, message, context)
 
-    async def _put(self, connection: Any, message: TenantMessage) -> None:
+    def _record_spans(self, note: FinishedNote) -> TraceContext | None:
+        """The request's spans, from the times its note holds; the context that the event carries on."""
+        context = TraceContext(note.traceparent, note.tracestate or "") if note.traceparent else None
+        if not self._tracer.enabled:
+            return context
+        about: dict[str, Attribute] = {
+            "kv.request_id": note.engine_request_id[:256],
+            "kv.instance": self.instance,
+            "kv.domain": self.domain,
+            "kv.chunks.total": len(note.texts),
+            "kv.outcome": note.finish_reason,
+        }
+        if note.session is not None:
+            about["kv.session_id"] = note.session
+        if note.lookup_ns and note.answered_ns:
+            hits: dict[str, Attribute] = {} if note.hit_tokens is None else {"kv.hit_tokens": note.hit_tokens}
+            self._tracer.record("kv.lookup", note.lookup_ns, note.answered_ns, parent=context, attributes=about | hits)
+        return self._tracer.record("kv.finished", note.finished_at, time.time_ns(), parent=context, attributes=about)
+
+    async def _put(self, connection: Any, message: TenantMessage, context: TraceContext | None = None) -> None:
         payload, headers = codec.encode(message, json=self.settings.event_format == "json")
         subject = subjects.event(message.tenant, message.domain, message.instance, message.type)
-        await connection.publish(subject, payload, headers=headers)
+        if context is None:
+            await connection.publish(subject, payload, headers=headers)
+            return
+        template = destination("evt", message.type)
+        with self._tracer.span(
+            f"publish {template}",
+            kind=PRODUCER,
+            parent=context,
+            attributes=messaging_attributes("publish", subject, template, size=len(payload)),
+        ) as span:
+            inject(headers, span.context)
+            await connection.publish(subject, payload, headers=headers)
 
     # ---- heartbeat
 

@@ -15,13 +15,14 @@ from semkv.engine_hooks.request_ids import api_id
 
 
 class FinishedNote:
-    """One finished request as the scheduler saw it. `seq` is given when the note enters the ring."""
+    """One finished request as the scheduler saw it. `seq` and `epoch` are given when the note enters the ring."""
 
     __slots__ = (
         "answered_ns",
         "arrived_at",
         "engine_cached_tokens",
         "engine_request_id",
+        "epoch",
         "finish_reason",
         "finished_at",
         "generated_tokens",
@@ -40,6 +41,7 @@ class FinishedNote:
 
     def __init__(self) -> None:
         self.seq = 0
+        self.epoch = 0
         self.tenant = "default"
         self.engine_request_id = ""
         self.session: str | None = None

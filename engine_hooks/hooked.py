@@ -56,6 +56,12 @@ def hooked_class(base: Any) -> Any:
                 side.engine_ready()
             return result
 
+        def get_finished(self, finished_req_ids: set[str]) -> Any:
+            side = self._semkv_side
+            if side is not None and finished_req_ids:
+                side.requests_finished(finished_req_ids)
+            return super().get_finished(finished_req_ids)
+
         # both
 
         def shutdown(self) -> Any:

@@ -21,6 +21,7 @@ DEFAULT_CAPACITY = 1024
 DEFAULT_MEMO = 1 << 18
 SESSION_LABEL = "lmcache.semkv.session"
 TENANT_LABEL = "lmcache.semkv.tenant"
+CHUNKS_LABEL = "lmcache.semkv.chunks"
 
 
 class HashTexts(dict[int, str]):
@@ -169,7 +170,7 @@ def recording_class(base: Any) -> Any:
                     f"from_existing needs a {base.__name__} behind {type(client).__name__}, found "
                     f"{type(inner).__name__}: is enable_async_loading off, or another lookup client configured?"
                 )
-            upgrade(inner, records or HashRecords())
+            upgrade(inner, HashRecords() if records is None else records)
             return client
 
         def lookup(self, token_ids: Any, lookup_id: str, request_configs: dict[str, Any] | None = None) -> int | None:

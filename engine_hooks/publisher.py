@@ -73,6 +73,7 @@ class EventPublisher:
                     tenant = note.tenant = self._tenant
                 last = self._seq.get(tenant, 0)
             note.seq = self._seq[tenant] = last + 1
+            note.epoch = self.epoch
             ring = self._ring
             if len(ring) == ring.maxlen:
                 self.dropped += 1

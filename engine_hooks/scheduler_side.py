@@ -15,7 +15,7 @@ from typing import Any
 from semkv.bus.status import HashesStatus
 from semkv.engine_hooks.agreement import Agreement, AgreementState
 from semkv.engine_hooks.finished import FinishedNote
-from semkv.engine_hooks.lookup_client import SESSION_LABEL, TENANT_LABEL, HashRecords, records_of
+from semkv.engine_hooks.lookup_client import CHUNKS_LABEL, SESSION_LABEL, TENANT_LABEL, HashRecords, records_of
 from semkv.engine_hooks.publisher import EventPublisher
 from semkv.engine_hooks.refusals import request_reason
 from semkv.engine_hooks.request_labels import NONE, read_labels
@@ -72,20 +72,22 @@ class SchedulerSide:
         """Leave the request's labels where its first lookup will find them."""
         try:
             records = self.records
-            if records is None or request.request_id in records:
+            if records is None or (request.request_id in records and not request.num_output_tokens):
                 return
-            if request.num_tokens > request.num_prompt_tokens:
-                records.skip(
-                    request.request_id
-                )  # looked up again with generated tokens in it: no list of prompt chunks
             labels = read_labels(request, trust_tenant=self.settings.trust_tenant)
-            if labels.session is not None or labels.tenant is not None:
-                named = dict(records.default_labels)
-                if labels.session is not None:
-                    named[SESSION_LABEL] = labels.session
-                if labels.tenant is not None:
-                    named[TENANT_LABEL] = labels.tenant
-                records.labels[request.request_id] = named
+            again = request.num_tokens > request.num_prompt_tokens
+            if labels.session is None and labels.tenant is None and not again:
+                return
+            named = dict(records.default_labels)
+            if labels.session is not None:
+                named[SESSION_LABEL] = labels.session
+            if labels.tenant is not None:
+                named[TENANT_LABEL] = labels.tenant
+            if again:
+                # Looked up again after a preemption, with generated tokens in it: no list of the prompt's chunks.
+                records.skip(request.request_id)
+                named[CHUNKS_LABEL] = str(request.num_prompt_tokens // self.impl.config.chunk_size)
+            records.labels[request.request_id] = named
         except Exception:
             self._failed("before_lookup")
 
@@ -160,7 +162,8 @@ class SchedulerSide:
         note.finished_at = now
         note.engine_request_id = request.request_id
         note.arrived_at = int(request.arrival_time * 1e9)
-        note.finish_reason = str(request.get_finished_reason() or "")
+        why = request.get_finished_reason()
+        note.finish_reason = "" if why is None else str(why)  # an IntEnum whose first member, STOP, is 0
         note.prompt_tokens = request.num_prompt_tokens
         note.generated_tokens = request.num_output_tokens
         note.tenant = self.settings.tenant

@@ -12,11 +12,13 @@ import importlib.metadata
 import logging
 import platform
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.engine_hooks import identity, refusals
+from semkv.engine_hooks.forest_feed import ForestFeed
 
 _log = logging.getLogger("semkv.engine_hooks")
 
@@ -30,6 +32,7 @@ class WorkerSide:
         self.impl = impl
         self.vllm_config = vllm_config
         self.worker: Any = None
+        self.feed: ForestFeed | None = None
 
     # The connector asks these of whatever side it has; a worker has nothing to do there.
     def before_lookup(self, request: Any) -> None:
@@ -39,7 +42,7 @@ class WorkerSide:
         return
 
     def before_finished(self, request: Any) -> None:
-        return None
+        return
 
     def finished(self, request: Any, record: Any, result: Any) -> Any:
         return result
@@ -52,6 +55,11 @@ class WorkerSide:
             self.worker = self._start()
         except Exception:
             _log.exception("semkv: the rank's worker did not start; this rank answers no commands")
+
+    def requests_finished(self, request_ids: Iterable[str]) -> None:
+        """The scheduler told this worker that these requests have ended."""
+        if self.feed is not None:
+            self.feed.finished(request_ids)
 
     def close(self) -> None:
         worker, self.worker = self.worker, None
@@ -96,6 +104,8 @@ class WorkerSide:
         )
         worker = RankWorker(settings, who, LMCacheStorage(engine, forest))
         worker.start()
+        if not passive:
+            self.feed = ForestFeed(engine, forest, int(config.chunk_size))
         return worker
 
 

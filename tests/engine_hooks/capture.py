@@ -17,7 +17,7 @@ from semkv.bus.settings import BusSettings
 
 
 class Capture:
-    """`with Capture(url) as seen:` then `seen.finished(...)`; `raw` has every message as (subject, headers, payload)."""
+    """`with Capture(url) as seen:` then `seen.finished(...)`; `raw` has each message as (subject, headers, payload)."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -48,7 +48,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
             server.stop()
 
 
-def prompt(text: str, words: int = 60) -> str:
+def prompt(text: str, words: int = 120) -> str:
     return f"{text} " + "the memory of an agent remembers what was said " * (words // 9)
 
 
@@ -276,7 +276,13 @@ def test_aborted_in_the_queue(rig: Rig) -> None:
     connections = []
     for number in range(8):
         body = json.dumps(
-            {"model": "tiny", "prompt": prompt(f"queued {number}"), "max_tokens": 3000, "stream": True, "ignore_eos": True}
+            {
+                "model": "tiny",
+                "prompt": prompt(f"queued {number}"),
+                "max_tokens": 3000,
+                "stream": True,
+                "ignore_eos": True,
+            }
         )
         connection = http.client.HTTPConnection("127.0.0.1", rig.server.port)
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
