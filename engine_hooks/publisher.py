@@ -66,6 +66,8 @@ class EventPublisher:
     def offer(self, note: FinishedNote) -> None:
         """Take one finished request. Never blocks, never raises."""
         try:
+            if self._pid != os.getpid():
+                self.start()
             tenant = note.tenant
             last = self._seq.get(tenant)
             if last is None:
@@ -81,13 +83,11 @@ class EventPublisher:
             if self._asleep:
                 self._asleep = False
                 self._rouse()
-            elif self._pid != os.getpid():
-                self.start()
         except Exception as error:
             self.complain("offer", error)
 
     def _rouse(self) -> None:
-        if self._pid != os.getpid() or self._thread is None or not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             self.start()
             return
         loop, wake = self._loop, self._wake
@@ -101,23 +101,29 @@ class EventPublisher:
 
     def start(self) -> None:
         """Start the thread in this process if it does not run already."""
-        with self._start_lock:
-            if self._closing or (self._pid == os.getpid() and self._thread is not None and self._thread.is_alive()):
-                return
-            forked = self._pid not in (0, os.getpid())
-            self._pid = os.getpid()
-            if forked:
-                # The parent has published under its epoch and goes on doing so.
-                self.epoch = time.time_ns()
-                self._ring.clear()
-                self._seq.clear()
-            self._loop = self._wake = self._stop = None
-            self._asleep = False
-            try:
-                self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
-                self._thread.start()
-            except RuntimeError as error:  # no more threads, or the interpreter is going down
-                self.complain("start", error)
+        if not self._start_lock.acquire(blocking=False):
+            return  # another thread is at it, or was when this process was forked: the next event tries again
+        try:
+            self._start()
+        except RuntimeError as error:  # no more threads, or the interpreter is going down
+            self.complain("start", error)
+        finally:
+            self._start_lock.release()
+
+    def _start(self) -> None:
+        if self._closing or (self._pid == os.getpid() and self.alive):
+            return
+        if self._pid not in (0, os.getpid()):
+            # Forked: the parent goes on publishing what is in the ring, under its own epoch.
+            self.epoch = time.time_ns()
+            self._ring.clear()
+            self._seq.clear()
+            self.dropped = self.published = self.restarts = 0
+        self._pid = os.getpid()
+        self._loop = self._wake = self._stop = None
+        self._asleep = False
+        self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+        self._thread.start()
 
     def close(self, timeout: float = 1.0) -> None:
         """Publish what is left, for at most `timeout` seconds, and end the thread. A second call does nothing."""
