@@ -17,6 +17,9 @@ from rich.console import Console
 PARTIAL, BAD_INPUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 console = Console()
+if not console.is_terminal:
+    # A file or a pipe has no width of its own: wide enough for the tables.
+    console.width = 150
 errors = Console(stderr=True)
 
 

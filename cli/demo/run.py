@@ -22,7 +22,7 @@ SPANS_PATIENCE_S = 15
 READ_SPAN = "kv.tier.load disk→cpu"
 
 FIRST = topic("billing", turns=3, sentences=18)
-SECOND = topic("garden", turns=4, sentences=32)
+SECOND = topic("garden", turns=4, sentences=36)
 
 
 async def run(console: Console, endpoints: Endpoints, trace_file: Path) -> Claims:
@@ -46,7 +46,8 @@ async def run(console: Console, endpoints: Endpoints, trace_file: Path) -> Claim
 async def _trace(console: Console, claims: Claims, measured: Measured, trace_file: Path) -> None:
     if measured.prefetch is None:
         return
-    spans = await _spans_of(measured.prefetch.trace_id, trace_file)
+    trace_ids = {result.trace_id for result in measured.prefetch.results}
+    spans = await _spans_of(next(iter(trace_ids), None), trace_file)
     if spans:
         report.print_prefetch_trace(console, spans)
     reads = [span for span in spans if span.name == READ_SPAN]

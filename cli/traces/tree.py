@@ -12,8 +12,9 @@ from rich.text import Text
 
 from semkv.cli.traces.store import Span
 
-_BAR = 32
-_SHOWN = ("kv.outcome", "kv.chunks.", "kv.bytes", "kv.rank", "kv.tier", "kv.session_id")
+_BAR = 24
+_PREFIX = "semkv.v1.{tenant}.{domain}."
+"""What every destination begins with, left out of the names."""
 
 
 def print_trace(console: Console, spans: Sequence[Span]) -> None:
@@ -22,10 +23,11 @@ def print_trace(console: Console, spans: Sequence[Span]) -> None:
     total = max(max(span.end_ns for span in spans) - start, 1)
     table = Table(box=None, pad_edge=False, expand=False, show_edge=False)
     for heading in ("span", "service", "at ms", "took ms", "", "what"):
-        table.add_column(heading, justify="right" if heading.endswith("ms") else "left", overflow="fold")
+        fixed = heading != "what"
+        table.add_column(heading, justify="right" if heading.endswith("ms") else "left", overflow="fold", no_wrap=fixed)
     for depth, span in _walk(spans):
         table.add_row(
-            Text("  " * depth + span.name),
+            Text("  " * depth + span.name.replace(_PREFIX, "…")),
             Text(span.service, style="dim"),
             f"{(span.start_ns - start) / 1e6:.2f}",
             f"{span.duration_ms:.2f}",
@@ -59,12 +61,15 @@ def _bar(span: Span, start: int, total: int) -> Text:
 
 
 def _what(span: Span) -> Text:
-    parts = [
-        f"{key.removeprefix('kv.')}={value}"
-        for key, value in span.attributes.items()
-        if any(key == shown or (shown.endswith(".") and key.startswith(shown)) for shown in _SHOWN)
-    ]
-    parts += [f"→ {trace_id[:8]}…" for trace_id, _ in span.links if trace_id != span.trace_id]
+    chunks = {
+        key.removeprefix("kv.chunks."): value for key, value in span.attributes.items() if key.startswith("kv.chunks.")
+    }
+    parts = [f"{value} {what}" for what, value in chunks.items()]
+    if size := span.attributes.get("kv.bytes"):
+        parts.append(f"{size / 1e6:.1f} MB")
+    if outcome := span.attributes.get("kv.outcome"):
+        parts.append(str(outcome))
+    parts += [f"→ trace {trace_id[:8]}" for trace_id, _ in span.links if trace_id != span.trace_id]
     if span.error:
         parts.append(f"error: {span.error}")
-    return Text(" ".join(parts), style="dim")
+    return Text(", ".join(parts), style="dim")

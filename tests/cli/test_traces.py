@@ -26,7 +26,7 @@ def file(tmp_path):
     tracer = provider.get_tracer("test")
     with (
         tracer.start_as_current_span("prefetch") as parent,
-        tracer.start_as_current_span("kv.tier.load disk→cpu", attributes={"kv.bytes": 7}),
+        tracer.start_as_current_span("kv.tier.load disk→cpu", attributes={"kv.bytes": 7_000_000}),
     ):
         pass
     with tracer.start_as_current_span("later hit", links=[Link(parent.get_span_context())]):
@@ -40,7 +40,7 @@ def test_what_was_exported_is_read_back(file):
     names = ("kv.tier.load disk→cpu", "prefetch", "later hit")
     child, parent, hit = (next(span for span in spans if span.name == name) for name in names)
     assert child.parent_id == parent.span_id and child.trace_id == parent.trace_id
-    assert child.attributes["kv.bytes"] == 7 and child.service == "agent"
+    assert child.attributes["kv.bytes"] == 7_000_000 and child.service == "agent"
     assert hit.links == ((parent.trace_id, parent.span_id),)
     assert len(parent.trace_id) == 32 and int(parent.trace_id, 16)
     assert [len(group) for group in by_trace(spans).values()] == [2, 1]
@@ -52,7 +52,7 @@ def test_the_tree_shows_children_below_their_parent(file):
         print_trace(console, spans)
     lines = console.export_text().splitlines()
     parent = next(i for i, line in enumerate(lines) if line.startswith("prefetch"))
-    assert lines[parent + 1].startswith("  kv.tier.load disk→cpu") and "bytes=7" in lines[parent + 1]
+    assert lines[parent + 1].startswith("  kv.tier.load disk→cpu") and "7.0 MB" in lines[parent + 1]
     assert any(line.startswith("later hit") and "→" in line for line in lines)
 
 
