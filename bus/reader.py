@@ -3,7 +3,7 @@
 
 `OrderedReader` iterates over a stream's messages from a time or a sequence on. It makes a short-lived push consumer
 and makes it anew, from the next sequence, after a reconnect, a gap, missing heartbeats or its deletion; if the stream
-itself was lost, it starts over at its start time. Each message comes once and in stream order. Iteration ends when the
+itself was lost, it reads on by time. Each message comes once and in stream order. Iteration ends when the
 connection is closed for good. The server is held back (flow control) while the reader's user is slow, so memory stays
 bounded and nothing is lost. One event loop.
 """
@@ -27,7 +27,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from semkv.bus import subjects
 from semkv.bus.clock import BrokerClock, to_rfc3339
 from semkv.bus.connection import Link
-from semkv.bus.streams import COMMANDS, stream_state
+from semkv.bus.streams import COMMANDS, stream_info
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class OrderedReader:
         self._sub: Subscription | None = None
         self._consumer = ""
         self._consumer_seq = 0
+        self._created = ""
+        self._last_time_ns: int | None = None
         self._last_activity = 0.0
         self._task: asyncio.Task[None] | None = None
         self._ender: asyncio.Task[None] | None = None
@@ -179,12 +181,14 @@ class OrderedReader:
 
     async def _make_consumer(self) -> None:
         await self._drop_consumer(delete=True)
-        state = await stream_state(self._nc, self._stream, self._clock)
-        last_seq = int(state["last_seq"])
-        if self._next_seq is not None and self._next_seq > last_seq + 1:
-            log.warning("stream %s was made anew: reading it from its start", self._stream)
-            self._next_seq = None if self._start_time_ns is not None else 1
-        if self._next_seq is None and self._start_time_ns is None:
+        info = await stream_info(self._nc, self._stream, self._clock)
+        created, last_seq = str(info["created"]), int(info["state"]["last_seq"])
+        made_anew = self._created not in ("", created)
+        if made_anew or (self._next_seq is not None and self._next_seq > last_seq + 1):
+            log.warning("stream %s was made anew or lost its tail: reading on by time", self._stream)
+            self._next_seq = None
+        self._created = created
+        if self._next_seq is None and self._last_time_ns is None and self._start_time_ns is None:
             self._next_seq = last_seq + 1
         inbox = self._nc.new_inbox()
         self._consumer_seq = 0
@@ -207,10 +211,15 @@ class OrderedReader:
             config.opt_start_seq = self._next_seq
         else:
             config.deliver_policy = DeliverPolicy.BY_START_TIME
-            offset = self._clock.offset_ns if self._clock is not None else 0
-            config.opt_start_time = to_rfc3339((self._start_time_ns or 0) + offset)
-        info = await self._nc.jetstream().add_consumer(self._stream, config=config)
-        self._consumer = info.name
+            config.opt_start_time = to_rfc3339(self._from_ns())
+        made = await self._nc.jetstream().add_consumer(self._stream, config=config)
+        self._consumer = made.name
+
+    def _from_ns(self) -> int:
+        """The broker's time to read from: after what was read last, else the start."""
+        if self._last_time_ns is not None:
+            return self._last_time_ns + 1
+        return (self._start_time_ns or 0) + (self._clock.offset_ns if self._clock is not None else 0)
 
     def _receiver(self, inbox: str) -> Callable[[Msg], Awaitable[None]]:
         async def receive(msg: Msg) -> None:
@@ -231,7 +240,7 @@ class OrderedReader:
             self._consumer_seq = consumer_seq
             if self._next_seq is not None and stream_seq < self._next_seq:
                 return
-            self._next_seq = stream_seq + 1
+            self._next_seq, self._last_time_ns = stream_seq + 1, time_ns
             self._arrived.put_nowait(StreamMessage(msg.subject, dict(headers), msg.data, stream_seq, time_ns))
 
         return receive

@@ -45,6 +45,8 @@ class Announcer:
         self._ensure = ensure
         self._now = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.announced = asyncio.Event()
+        """Set once the registry holds the entry."""
 
     def start(self) -> None:
         self._link.on_reconnect.append(self._now.set)
@@ -86,6 +88,7 @@ class Announcer:
                 if self._ensure is not None:  # the bucket is gone: a restarted server, or a deleted bucket
                     await self._ensure()
                     await self._nc.request(subject, payload, headers=headers, timeout=1.0)
+            self.announced.set()
         except (nats.errors.Error, asyncio.TimeoutError, OSError) as error:
             log.debug("announcing: %s; the next period tries again", error)
         except Exception as error:
@@ -117,11 +120,15 @@ class EngineRegistry:
     async def start(self) -> None:
         """Subscribes, then reads what is there."""
         await self._nc.subscribe(f"{subjects.REGISTRY_PREFIX}.*.*", cb=self._on_put)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Reads from the bucket what no put has told yet. Where that is not allowed, the puts have to do."""
+        every = [f"{subjects.REGISTRY_PREFIX}.*.*"]
         with contextlib.suppress(nats.errors.Error):
-            async for subject, headers, payload in last_messages(
-                self._nc, REGISTRY, [f"{subjects.REGISTRY_PREFIX}.*.*"]
-            ):
-                self._take(subject, headers, payload)
+            async for subject, headers, payload in last_messages(self._nc, REGISTRY, every):
+                if subject not in self._entries:  # what is known keeps the time it was heard of
+                    self._take(subject, headers, payload)
 
     async def _on_put(self, msg: Msg) -> None:
         self._take(msg.subject, msg.headers or {}, msg.data)
@@ -174,9 +181,13 @@ class EngineRegistry:
         while True:
             changed = self._changed
             ranks = self.storage_ranks(instance, domain)
-            left = self._link.up_since + GRACE_S - loop.time()
-            if left <= 0 or (ranks and self._complete(ranks)):
+            if ranks and self._complete(ranks):
                 return ranks
+            left = self._link.up_since + GRACE_S - loop.time()
+            if left <= 0:
+                if not ranks:  # before anything is called absent, one look at the bucket itself
+                    await self.refresh()
+                return self.storage_ranks(instance, domain)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
 

@@ -118,20 +118,19 @@ async def ensure_streams(nc: Client, settings: BusSettings, side: str = AGENT) -
                     raise StreamError(f"stream {config.name} cannot be created: {refused.description}") from refused
 
 
-async def stream_state(
+async def stream_info(
     nc: Client, stream: str, clock: BrokerClock | None = None, timeout: float = 2.0
 ) -> dict[str, Any]:
-    """The stream's state (`first_seq`, `last_seq`, ...); its answer's time feeds `clock`. NotFoundError if absent."""
+    """What the server says of a stream (`created`, `state`, ...); its time feeds `clock`. NotFoundError if absent."""
     sent = time.time_ns()
     reply = await nc.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=timeout)
     received = time.time_ns()
-    answer = json.loads(reply.data)
+    answer: dict[str, Any] = json.loads(reply.data)
     if "error" in answer:
         raise nats.js.errors.APIError.from_error(answer["error"])
     if clock is not None and isinstance(answer.get("ts"), str):
         clock.sample(sent, received, parse_rfc3339_ns(answer["ts"]))
-    state: dict[str, Any] = answer["state"]
-    return state
+    return answer
 
 
 async def last_messages(

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semkv.bus import hashes
+from nats.aio.client import Client
+
+from semkv.bus import codec, hashes
 from semkv.bus.client.handle import RankName
 from semkv.bus.domain import HashDomain
-from semkv.bus.errors import AmbiguousDomainError, DomainMismatchError, NoEngineError
-from semkv.bus.messages import EngineInfo
+from semkv.bus.errors import AmbiguousDomainError, DomainMismatchError, MessageTooLargeError, NoEngineError
+from semkv.bus.messages import Command, EngineInfo
 from semkv.bus.registry import EngineRegistry
+
+_TRACE_BYTES = 700
+"""Room for the trace context and the suffix of a part's id."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,15 @@ def read_hashes(values: Sequence[int | str]) -> tuple[int, ...]:
     if values and isinstance(values[0], str):
         return hashes.parse_all(values, limit=len(values))
     return hashes.check(values)
+
+
+def room_for_hashes(nc: Client, empty: Command) -> int:
+    """How many hashes fit beside the rest of a command under the server's limit. Raises MessageTooLargeError."""
+    payload, headers = codec.encode(empty)
+    room = (int(nc.max_payload) - codec.wire_size(payload, headers) - _TRACE_BYTES) // 8
+    if room < 1:
+        raise MessageTooLargeError(f"a {empty.type} does not fit the server's limit of {nc.max_payload} bytes at all")
+    return room
 
 
 async def find(registry: EngineRegistry, instance: str | None, domain: str | HashDomain | None) -> Target:

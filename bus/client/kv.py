@@ -252,6 +252,9 @@ class KV:
         first_id = command_id or ids.uuid7()
         parts: list[Command] = []
         size = hashes.MAX_PER_COMMAND
+        if wanted is not None:
+            none: dict[str, Any] = {"chunk_hashes": ()}
+            size = min(size, addressing.room_for_hashes(session.nc, model(**base, **none, command_id=first_id)))
         for number, start in enumerate(range(0, max(1, len(wanted or ())), size)):
             part_id = first_id if number == 0 else (f"{first_id}-{number + 1}" if command_id else ids.uuid7())
             chunk: dict[str, Any] = {} if wanted is None else {"chunk_hashes": wanted[start : start + size]}

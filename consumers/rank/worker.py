@@ -89,7 +89,7 @@ class RankWorker:
         return self
 
     def wait_ready(self, timeout: float | None = None) -> bool:
-        """Waits until the rank reads its commands for the first time."""
+        """Waits until the rank reads its commands and has announced itself for the first time."""
         return self._ready.wait(timeout)
 
     def stop(self, timeout: float = 5.0) -> bool:
@@ -248,9 +248,10 @@ class RankWorker:
 
     async def _once_ready(self, reader: CommandReader) -> None:
         await reader.ready()
-        self._ready.set()
         if self._announcer is not None:
             self._announcer.announce_now()
+            await self._announcer.announced.wait()
+        self._ready.set()
 
     async def _keep_tiers(self, pool: DaemonPool) -> None:
         """Asks the storage how full it is. A storage that hangs costs the figures, not the announcements."""
