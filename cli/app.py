@@ -3,23 +3,36 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import typer
 
-from semkv.cli.commands import demo, trace
+from semkv.cli.commands import demo, engines, evict, locate, prefetch, trace, watch
 
 app = typer.Typer(
     help="Steer the KV cache of LLM engines from an agent's memory.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(demo.demo)
-app.command()(trace.trace)
+for command in (
+    demo.demo,
+    engines.engines,
+    watch.watch,
+    prefetch.prefetch,
+    evict.evict,
+    locate.locate,
+    trace.trace,
+):
+    # A hash may begin with a minus sign; what is no hash either is refused as one.
+    takes_hashes = command in {prefetch.prefetch, evict.evict, locate.locate}
+    app.command(context_settings={"ignore_unknown_options": takes_hashes})(command)
 
 
 def main() -> None:
     """Entry point of the `semkv` script."""
+    # A command says in one line what went wrong; the libraries' own warnings would say it again.
+    logging.getLogger("semkv").setLevel(logging.ERROR)
     try:
         app()
     except KeyboardInterrupt:

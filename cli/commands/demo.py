@@ -30,7 +30,11 @@ def demo(
 
     Example: semkv demo --output /tmp/demo
     """
+    from openai import OpenAIError
+
     from semkv.bus.embedded import EmbeddedServerError
+    from semkv.bus.errors import BusError
+    from semkv.cli.demo.play import NoEventError
     from semkv.cli.demo.run import run
     from semkv.cli.demo.stack import Stack
     from semkv.cli.devengine import requirements
@@ -50,7 +54,7 @@ def demo(
         endpoints = stack.start()
         claims = asyncio.run(run(console, endpoints, trace_file))
         code = PARTIAL if claims.broken else 0
-    except (EngineStartError, EmbeddedServerError) as error:
+    except (EngineStartError, EmbeddedServerError, BusError, NoEventError, OpenAIError) as error:
         stack.keep_logs()
         code = UNREACHABLE
         console.print(f"semkv: {error}", style="bold red", markup=False, highlight=False)

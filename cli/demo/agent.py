@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from openai import AsyncOpenAI
 
@@ -54,7 +54,7 @@ class Model:
         begin = time.perf_counter()
         stream = await self._client.chat.completions.create(
             model=self._name,
-            messages=list(messages),  # type: ignore[arg-type]
+            messages=cast(Any, list(messages)),
             max_tokens=tokens,
             temperature=0,
             stream=True,

@@ -27,6 +27,10 @@ ROUNDS = 3
 """How often the way back to topic A is measured, for a median."""
 
 
+class NoEventError(RuntimeError):
+    """An engine answered a request and did not announce it."""
+
+
 @dataclass
 class Measured:
     """What the report shows. Times to first token in seconds."""
@@ -66,7 +70,7 @@ class Conversation:
             await asyncio.gather(self._follower, return_exceptions=True)
 
     async def ask(self, text: str, *, remember: bool = True) -> tuple[Answer, Finished]:
-        """Ask one turn; returns the answer and its `finished` event. Raises TimeoutError if none comes."""
+        """Ask one turn; returns the answer and its `finished` event. Raises NoEventError."""
         messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
         answer = await self.model.ask(messages, session=self.session)
         event = await self._event_of(answer)
@@ -77,11 +81,19 @@ class Conversation:
         return answer, event
 
     async def _event_of(self, answer: Answer) -> Finished:
-        async with asyncio.timeout(EVENT_PATIENCE_S):
+        async def matching() -> Finished:
             while True:
                 event = await self._events.get()
                 if event.request_id == answer.request_id:
                     return event
+
+        try:
+            return await asyncio.wait_for(matching(), EVENT_PATIENCE_S)
+        except asyncio.TimeoutError:
+            raise NoEventError(
+                f"no finished event for request {answer.request_id} within {EVENT_PATIENCE_S} s: "
+                "does the engine's log have a line of semkv that says why?"
+            ) from None
 
 
 class Play:

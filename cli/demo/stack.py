@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -74,10 +74,13 @@ class Stack:
                 ddr_gib=(DDR_CHUNKS + 0.5) * chunk_gib,
                 disk_gib=DISK_GIB,
             )
-            shared = {"model": model, "served_model": SERVED, "threads": 2}
+            options = ServerOptions(
+                model=model, served_model=SERVED, threads=2, folder=self._subfolder("plain"), name="plain", lmcache=None
+            )
+            plain = VLLMServer(options)
             engine = VLLMServer(
-                ServerOptions(
-                    **shared,
+                replace(
+                    options,
                     folder=self._subfolder("engine"),
                     name="demo",
                     lmcache=lmcache,
@@ -86,7 +89,6 @@ class Stack:
                     environment={tracing.ENV_FILE: str(self._trace_file)},
                 )
             )
-            plain = VLLMServer(ServerOptions(**shared, folder=self._subfolder("plain"), name="plain", lmcache=None))
             self._engines = [engine, plain]
             rows = [progress.row("vLLM with LMCache and semkv"), progress.row("vLLM without any cache")]
             # Side by side: most of a start is waiting for imports and for one another's processes.
