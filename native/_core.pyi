@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+_RowPlane: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 
 class EngineKVFormat(enum.IntEnum):
     NB_NL_TWO_BS_NH_HS = 0
@@ -82,6 +84,43 @@ class BlockCopier:
         self,
         direction: Direction,
         ids: Any,
+        object: int,
+        object_size: int,
+        skip: int = 0,
+        threads: int = 1,
+        stores: Stores = ...,
+    ) -> None: ...
+
+class RowCopier:
+    def __init__(
+        self,
+        planes: Sequence[tuple[int, int, int, int, int, int, int, int, int, int]],
+        block_size: int,
+        bytes_per_token: int,
+    ) -> None: ...
+    @property
+    def bytes_per_token(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def planes(self) -> int: ...
+    def copy_blocks(
+        self,
+        direction: Direction,
+        ids: Any,
+        tokens: int,
+        object: int,
+        object_size: int,
+        skip: int = 0,
+        threads: int = 1,
+        stores: Stores = ...,
+    ) -> None: ...
+    def copy_slots(
+        self,
+        direction: Direction,
+        slots: Any,
         object: int,
         object_size: int,
         skip: int = 0,

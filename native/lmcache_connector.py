@@ -4,7 +4,7 @@
 `install()` is called in every engine process before LMCache's connector is built, any number of times. It replaces five
 functions in memory, never on disk, and each replacement does as before on any other platform. `layout_tag()` names the
 layout for hash domains and, being part of the keys' model name in both roles, keeps objects of different layouts apart.
-Errors: LayoutError and StartUpError (configuration), CoreMissingError (no C++ core), each one line.
+Errors: EngineLayoutError and StartUpError (configuration), CoreMissingError (no C++ core), each one line.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from semkv.native.connector.startup import StartUpError, check
-from semkv.native.connector.vllm_cpu import CpuLayout, LayoutError, cpu_layout
+from semkv.native.connector.vllm_cpu import CpuLayout, EngineLayoutError, cpu_layout
 from semkv.native.extension import CoreMissingError, core
 
-__all__ = ["CoreMissingError", "LayoutError", "StartUpError", "install", "layout_tag"]
+__all__ = ["CoreMissingError", "EngineLayoutError", "StartUpError", "install", "layout_tag"]
 
 _MARK = "_semkv_native"
 
@@ -146,7 +146,7 @@ def _check_size(metadata: Any, per_block: int) -> None:
     shapes, dtypes = metadata.get_shapes(layout.block_size), metadata.get_dtypes()
     declared = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
     if declared != per_block:
-        raise LayoutError(
+        raise EngineLayoutError(
             f"LMCache allocates {declared} bytes for a block of {layout.block_size} tokens, the engine's layers hold "
             f"{per_block}: layers of different shapes are not supported on the CPU"
         )

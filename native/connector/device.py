@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from semkv.native.connector.planes import cpu_planes
-from semkv.native.connector.vllm_cpu import CpuLayout, LayoutError
-from semkv.native.extension import core
+from semkv.native.connector.vllm_cpu import LATENT, CpuLayout, EngineLayoutError
+from semkv.native.layout import EngineType, LayoutHints, normalize_kv_and_discover_format
+from semkv.native.transfer.cpu import BlockTransfer
 
 
 class BlockConnector:
@@ -26,30 +26,33 @@ class BlockConnector:
     load_stream = None
 
     def __init__(self, layout: CpuLayout, *, threads: int = 1) -> None:
-        self._core = core()
         self.layout = layout
         self.threads = threads
         self._pages: tuple[int, ...] = ()
-        self._copier: Any = None
+        self._transfer: BlockTransfer | None = None
 
     def register(self, kv_caches: Sequence[torch.Tensor]) -> int:
         """Takes the engine's tensors; returns the bytes of one block over all layers."""
         pages = tuple(tensor.data_ptr() for tensor in kv_caches)
-        if pages != self._pages:
-            self._copier = self._core.BlockCopier(cpu_planes(kv_caches, self.layout))
+        if self._transfer is None or pages != self._pages:
+            self._transfer = _transfer(kv_caches, self.layout, self.threads)
             self._pages = pages
-        return int(self._copier.bytes_per_block)
+        return self._transfer.plan.bytes_per_block
 
     def to_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
         """Object to pages, for tokens [start, end), less the blocks that the engine already holds."""
         held = max(0, int(kwargs.get("vllm_cached_tokens") or 0) - start)
         blocks = -(-(end - start) // self.layout.block_size)
         skip = min(held // self.layout.block_size, blocks)
-        self._copy(self._core.Direction.scatter, memory_obj, start, end, kwargs, skip=skip)
+        self._ready(memory_obj, start, end, kwargs).scatter_range(
+            kwargs["slot_mapping"], start, end, memory_obj.data_ptr, memory_obj.get_size(), skip_blocks=skip
+        )
 
     def from_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
         """Pages to object, for tokens [start, end)."""
-        self._copy(self._core.Direction.gather, memory_obj, start, end, kwargs)
+        self._ready(memory_obj, start, end, kwargs).gather_range(
+            kwargs["slot_mapping"], start, end, memory_obj.data_ptr, memory_obj.get_size()
+        )
 
     def batched_to_gpu(
         self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], **kwargs: Any
@@ -66,27 +69,28 @@ class BlockConnector:
     def get_shape(self, num_tokens: int) -> torch.Size:
         """Raw bytes; LMCache asks only in its layerwise mode, which start-up refuses."""
         blocks = -(-num_tokens // self.layout.block_size)
-        if self._copier is None:
-            raise LayoutError("get_shape before the engine registered its KV tensors")
-        return torch.Size([int(self._copier.object_bytes(blocks))])
+        if self._transfer is None:
+            raise EngineLayoutError("get_shape before the engine registered its KV tensors")
+        return torch.Size([self._transfer.object_bytes(blocks)])
 
-    def _copy(
-        self, direction: Any, memory_obj: Any, start: int, end: int, kwargs: dict[str, Any], *, skip: int = 0
-    ) -> None:
+    def _ready(self, memory_obj: Any, start: int, end: int, kwargs: dict[str, Any]) -> BlockTransfer:
         if not memory_obj.is_valid():
             raise ValueError(f"tokens [{start}, {end}): LMCache has already freed this memory object")
         if "kvcaches" in kwargs:
             self.register(kwargs["kvcaches"])
-        if self._copier is None:
-            raise LayoutError("no KV tensors: neither registered nor given as kvcaches")
-        self._copier.copy_slots(
-            direction,
-            kwargs["slot_mapping"],
-            start,
-            end,
-            self.layout.block_size,
-            memory_obj.data_ptr,
-            memory_obj.get_size(),
-            skip=skip,
-            threads=self.threads,
+        if self._transfer is None:
+            raise EngineLayoutError("no KV tensors: neither registered nor given as kvcaches")
+        return self._transfer
+
+
+def _transfer(kv_caches: Sequence[torch.Tensor], layout: CpuLayout, threads: int) -> BlockTransfer:
+    """Checks that the tensors are laid out as the engine's configuration said."""
+    hints: LayoutHints = {} if layout.format == LATENT else {"page_order": "opaque"}
+    fmt, normalized = normalize_kv_and_discover_format(list(kv_caches), EngineType.VLLM, hints)
+    transfer = BlockTransfer(normalized, fmt, threads=threads)
+    if fmt.name != layout.format or transfer.plan.block_size != layout.block_size:
+        raise EngineLayoutError(
+            f"the engine registered {fmt.name} with {transfer.plan.block_size} tokens per block, its configuration "
+            f"says {layout.format} with {layout.block_size}: semkv does not know how this vLLM lays its pages out"
         )
+    return transfer

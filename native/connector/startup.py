@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from semkv.native.connector.vllm_cpu import LayoutError
+from semkv.native.connector.vllm_cpu import EngineLayoutError
 
 
-class StartUpError(LayoutError):
+class StartUpError(EngineLayoutError):
     """LMCache's configuration asks for what whole-block transfers cannot do."""
 
 

@@ -3,7 +3,7 @@
 
 Read from the engine's configuration alone, so that the scheduler, which owns no pages, and the workers agree.
 vLLM packs K inside a page for the instruction set at hand, so a page of a non-MLA model is opaque: it can be moved
-whole and means nothing to an engine with another tag. Errors: `LayoutError` naming what was found.
+whole and means nothing to an engine with another tag. Errors: `EngineLayoutError` naming what was found.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-SPLIT = "NL_X_TWO_NB_NH_BS_HS"  # one tensor per layer, K pages then V pages
-PACKED = "NL_X_NB_NH_BS_CS"  # one tensor per layer, K and V of a head inside one page
+SPLIT = "NL_X_TWO_NB_PAGE"  # one tensor per layer, K pages then V pages
+PACKED = "NL_X_NB_PAGE"  # one tensor per layer, K and V of a head inside one page
 LATENT = "NL_X_NB_BS_HS"  # MLA: one latent row per token
 
 
-class LayoutError(ValueError):
+class EngineLayoutError(ValueError):
     """The engine's KV layout is one that we cannot move safely."""
 
 
@@ -58,7 +58,7 @@ def _attention_isa(cpu_attn: Any, vllm_config: Any) -> str:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     ask = getattr(cpu_attn, "_get_attn_isa", None)
     if ask is None:
-        raise LayoutError(
+        raise EngineLayoutError(
             "this vLLM does not say for which instruction set its CPU pages are packed "
             "(vllm.v1.attention.backends.cpu_attn._get_attn_isa is gone): its KV cannot be shared safely"
         )

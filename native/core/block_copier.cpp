@@ -5,18 +5,13 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <thread>
 
 #include "copy.h"
+#include "parallel.h"
 
 namespace semkv {
 
 namespace {
-
-// Below this the object may well be read again from cache, so that streaming past it would cost more than it saves.
-constexpr std::uint64_t kStreamFrom = std::uint64_t{4} << 20;
-// Below this a thread costs more to start than it copies.
-constexpr std::uint64_t kBytesPerThread = std::uint64_t{2} << 20;
 
 // Copies blocks [from, to) of one plane. Neighbouring ids of a tight plane are one copy.
 void copy_plane(const Plane& plane, Direction direction, std::span<const std::int64_t> ids, std::byte* segment,
@@ -77,16 +72,11 @@ void BlockCopier::copy(Direction direction, std::span<const std::int64_t> ids, s
     throw std::length_error("the object has " + std::to_string(object_size) + " bytes, " + std::to_string(n) +
                             " blocks need " + std::to_string(need));
   }
-  for (std::size_t i = 0; i < n; ++i) {
-    if (ids[i] < 0 || ids[i] >= blocks_) {
-      throw std::out_of_range("block id " + std::to_string(ids[i]) + " at position " + std::to_string(i) +
-                              " is outside [0, " + std::to_string(blocks_) + ")");
-    }
-  }
+  check_ids(ids, blocks_);
   if (skip == n) return;
 
   const std::uint64_t bytes = (n - skip) * bytes_per_block_;
-  const bool streaming = stores == Stores::streaming || (stores == Stores::automatic && bytes >= kStreamFrom);
+  const bool streaming = streams(stores, bytes);
   const CopyFn copy_fn = streaming ? stream_copy() : &plain_copy;
 
   // Work is cut along (plane, block) laid end to end, so that few planes and many blocks divide as well as the reverse.
@@ -105,14 +95,16 @@ void BlockCopier::copy(Direction direction, std::span<const std::int64_t> ids, s
     if (streaming) stream_fence();
   };
 
-  const auto useful = static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes / kBytesPerThread));
-  const std::size_t crew = std::min({static_cast<std::size_t>(std::max(1U, threads)), useful, items});
-  std::vector<std::jthread> helpers;
-  helpers.reserve(crew - 1);
-  for (std::size_t t = 1; t < crew; ++t) {
-    helpers.emplace_back([&, t] { work(items * t / crew, items * (t + 1) / crew); });
+  divide(items, bytes, threads, work);
+}
+
+void check_ids(std::span<const std::int64_t> ids, std::int64_t blocks) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= blocks) {
+      throw std::out_of_range("block id " + std::to_string(ids[i]) + " at position " + std::to_string(i) +
+                              " is outside [0, " + std::to_string(blocks) + ")");
+    }
   }
-  work(0, items / crew);
 }
 
 std::vector<std::int64_t> block_ids(std::span<const std::int64_t> slots, std::int64_t start, std::int64_t end,

@@ -25,6 +25,13 @@ enum class Direction { gather, scatter };
 // How the bytes travel: memcpy, streaming stores, or the choice by size.
 enum class Stores { automatic, plain, streaming };
 
+// Below this the object may well be read again from cache, so that streaming past it would cost more than it saves.
+inline constexpr std::uint64_t kStreamFrom = std::uint64_t{4} << 20;
+
+inline bool streams(Stores stores, std::uint64_t bytes) {
+  return stores == Stores::streaming || (stores == Stores::automatic && bytes >= kStreamFrom);
+}
+
 class BlockCopier {
  public:
   explicit BlockCopier(std::vector<Plane> planes);
@@ -46,6 +53,9 @@ class BlockCopier {
   std::uint64_t bytes_per_block_ = 0;
   std::int64_t blocks_ = 0;
 };
+
+// Throws std::out_of_range naming the first id outside [0, blocks) and its position.
+void check_ids(std::span<const std::int64_t> ids, std::int64_t blocks);
 
 // The block ids of slots[start:end] when whole blocks of block_size tokens are meant: one slot per block is read, the
 // first, which must stand on a block boundary. Throws std::out_of_range / std::invalid_argument with position and

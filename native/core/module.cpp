@@ -6,4 +6,5 @@ NB_MODULE(_core, m) {
   m.doc() = "semkv's C++ core: KV layouts and block transfers";
   semkv::bind_block_copier(m);
   semkv::bind_kv_format(m);
+  semkv::bind_row_copier(m);
 }

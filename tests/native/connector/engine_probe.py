@@ -105,9 +105,9 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
 def values_of(raw: Any, form: str) -> Any:
     """The half of the object that holds V: the last segment, or the last half of every head of every page."""
-    if form == "NL_X_TWO_NB_NH_BS_HS":
+    if form == "NL_X_TWO_NB_PAGE":
         return raw[raw.numel() // 2 :]
-    if form == "NL_X_NB_NH_BS_CS":
+    if form == "NL_X_NB_PAGE":
         head = 2 * 32 * 32 * TASK["itemsize"]
         return raw.view(-1, head)[:, head // 2 :]
     return raw

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU transfers against the slow reference: every format, random shapes, types, ids and tails, both directions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from semkv.native import _core
+from semkv.native.kv_format.spec import parse_name
+from semkv.native.layout import EngineKVFormat, LayoutError
+from semkv.native.transfer.cpu import BlockTransfer, RowTransfer
+from tests.native.transfer import reference
+
+F = EngineKVFormat
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.float8_e4m3fn]
+ROWS = [fmt for fmt in F if not _core.is_opaque(fmt)]
+OPAQUE = [F.NL_X_NB_PAGE, F.NL_X_TWO_NB_PAGE]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+_random = torch.Generator().manual_seed(5)
+
+
+@dataclass
+class Sizes:
+    nb: int
+    nl: int
+    bs: int
+    nh: int
+    hs: int
+    dtype: torch.dtype
+    padding: int  # blocks left out between blocks, where the format has blocks as an axis
+    widths: tuple[int, ...] = (5, 3)
+
+
+def noise(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    wide = (*shape[:-1], shape[-1] * dtype.itemsize)
+    return torch.randint(0, 256, wide, dtype=torch.uint8, generator=_random).view(dtype)
+
+
+def page(axes: tuple[str, ...], s: Sizes, width: int | None = None) -> torch.Tensor:
+    size = {"NB": s.nb, "NL": s.nl, "BS": s.bs, "NH": s.nh, "TWO": 2, "ONE": 1, "NBBS": s.nb * s.bs, "CS": 2 * s.hs}
+    size |= {"HS": width or s.hs, "NZ": s.nh, "C0": 16}
+    step = s.padding + 1
+    shape = tuple(size[axis] * (step if axis == "NB" else 1) for axis in axes)
+    tensor = noise(shape, s.dtype)
+    return tensor[tuple(slice(None, None, step) if axis == "NB" else slice(None) for axis in axes)]
+
+
+def build(fmt: EngineKVFormat, s: Sizes) -> Any:
+    levels, axes = parse_name(fmt.name)
+    if fmt == F.NL_X_NB_BSV_BSS:
+        return [noise((s.nb * (s.padding + 1), s.bs, 132), torch.uint8)[:: s.padding + 1] for _ in range(s.nl)]
+    opaque = {F.NL_X_NB_PAGE: ("NB", "NH", "BS", "CS"), F.NL_X_TWO_NB_PAGE: ("TWO", "NB", "NH", "BS", "HS")}.get(
+        fmt, axes
+    )
+    kinds: dict[tuple[str, ...], Callable[[], Any]] = {
+        (): lambda: page(axes, s),
+        ("NL",): lambda: [page(axes, s) for _ in range(s.nl)],
+        ("TWO", "NL"): lambda: [[page(axes, s) for _ in range(s.nl)] for _ in range(2)],
+        ("NL", "TWO"): lambda: [[page(axes, s), page(axes, s, s.hs + 1)] for _ in range(s.nl)],
+        ("NL", "NP"): lambda: [[page(axes, s, width) for width in s.widths] for _ in range(s.nl)],
+    }
+    return kinds[levels]()
+
+
+def clone(cache: Any) -> Any:
+    """The same strides, other memory."""
+    if isinstance(cache, torch.Tensor):
+        fresh = torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8).view(cache.dtype)
+        return fresh.as_strided(cache.shape, cache.stride(), cache.storage_offset())
+    return [clone(entry) for entry in cache]
+
+
+sizes = st.builds(
+    Sizes,
+    nb=st.integers(1, 7),
+    nl=st.integers(1, 3),
+    bs=st.integers(1, 5),
+    nh=st.integers(1, 4),
+    hs=st.sampled_from([1, 2, 3, 8, 32, 64]),
+    dtype=st.sampled_from(DTYPES),
+    padding=st.sampled_from([0, 0, 1]),
+    widths=st.sampled_from([(5,), (5, 3), (16, 4, 1)]),
+)
+many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def request_of(draw: st.DrawFn, s: Sizes) -> tuple[list[int], int, int]:
+    """(block ids, tokens, tokens to skip), the last block in part more often than not."""
+    ids = draw(st.permutations(range(s.nb)))[: draw(st.integers(1, s.nb))]
+    tokens = len(ids) * s.bs - draw(st.integers(0, s.bs - 1))
+    return list(ids), tokens, draw(st.integers(0, tokens))
+
+
+@pytest.mark.parametrize("fmt", ROWS, ids=lambda fmt: fmt.name)
+@given(data=st.data())
+@many
+def test_rows_there_and_back(fmt: EngineKVFormat, data: st.DataObject) -> None:
+    s = data.draw(sizes)
+    cache = build(fmt, s)
+    ids, tokens, skip = data.draw(request_of(s))
+    threads, stores = data.draw(st.sampled_from([(1, "automatic"), (2, "plain"), (2, "streaming")]))
+    slots = [ids[i // s.bs] * s.bs + i % s.bs for i in range(tokens)]
+    expected = reference.rows(cache, fmt, s.nl, s.bs, slots)
+
+    transfer = RowTransfer(cache, fmt, block_size=s.bs, threads=threads, stores=stores)
+    assert transfer.object_bytes(tokens) == expected.numel()
+    obj = torch.zeros(expected.numel(), dtype=torch.uint8)
+    transfer.gather(ids, tokens, obj)
+    assert torch.equal(obj, expected)
+    by_token = torch.zeros_like(obj)
+    transfer.gather_slots(slots, by_token)
+    assert torch.equal(by_token, expected)
+
+    # Scattered into empty pages, what was skipped is still empty and all else is the source's.
+    other = clone(cache)
+    back = RowTransfer(other, fmt, block_size=s.bs, threads=threads, stores=stores)
+    back.scatter(ids, tokens, obj, skip_tokens=skip)
+    assert torch.equal(rows_of(other, fmt, s, slots[skip:]), rows_of(cache, fmt, s, slots[skip:]))
+    assert torch.count_nonzero(rows_of(other, fmt, s, slots[:skip])) == 0
+    back.scatter_slots([-1] * skip + slots[skip:], obj)
+    assert torch.count_nonzero(rows_of(other, fmt, s, slots[:skip])) == 0
+    back.scatter_slots(slots, obj)
+    assert torch.equal(rows_of(other, fmt, s, slots), expected)
+
+
+def rows_of(cache: Any, fmt: EngineKVFormat, s: Sizes, slots: list[int]) -> torch.Tensor:
+    return reference.rows(cache, fmt, s.nl, s.bs, slots) if slots else torch.zeros(0, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("fmt", F, ids=lambda fmt: fmt.name)
+@given(data=st.data())
+@many
+def test_blocks_there_and_back(fmt: EngineKVFormat, data: st.DataObject) -> None:
+    s = data.draw(sizes)
+    cache = build(fmt, s)
+    ids, _, _ = data.draw(request_of(s))
+    skip = data.draw(st.integers(0, len(ids)))
+    transfer = BlockTransfer(cache, fmt, block_size=s.bs, threads=data.draw(st.sampled_from([1, 2])))
+    obj = torch.zeros(transfer.object_bytes(len(ids)), dtype=torch.uint8)
+    transfer.gather(ids, obj)
+    if fmt in OPAQUE:
+        assert torch.equal(obj, reference.blocks(cache, fmt, ids))
+    other = clone(cache)
+    BlockTransfer(other, fmt, block_size=s.bs).scatter(ids, obj, skip_blocks=skip)
+    again = torch.zeros_like(obj)
+    BlockTransfer(other, fmt, block_size=s.bs).gather(ids, again)
+    kept, done = again.view(-1), obj.view(-1)
+    at = 0
+    for _, _, size, _ in transfer.plan.planes:
+        end = at + len(ids) * size
+        assert torch.count_nonzero(kept[at : at + skip * size]) == 0
+        assert torch.equal(kept[at + skip * size : end], done[at + skip * size : end])
+        at = end
+    if fmt not in OPAQUE and skip == 0:
+        slots = [block * s.bs + offset for block in ids for offset in range(s.bs)]
+        assert torch.equal(reference.rows(other, fmt, s.nl, s.bs, slots), reference.rows(cache, fmt, s.nl, s.bs, slots))
+
+
+def small() -> tuple[list[torch.Tensor], RowTransfer, BlockTransfer]:
+    cache: list[Any] = [noise((2, 4, 2, 1, 8), torch.float32) for _ in range(2)]
+    fmt = F.NL_X_TWO_NB_BS_NH_HS
+    return cache, RowTransfer(cache, fmt), BlockTransfer(cache, fmt)
+
+
+@pytest.mark.parametrize(
+    ("ids", "tokens", "skip", "size", "error", "message"),
+    [
+        ([0, 4], 4, 0, 512, IndexError, r"block id 4 at position 1 is outside \[0, 4\)"),
+        ([0, -1], 4, 0, 512, IndexError, "block id -1 at position 1"),
+        ([0, 2**40], 4, 0, 512, IndexError, "block id 1099511627776"),
+        ([0], 4, 0, 512, ValueError, "4 tokens are 2 blocks of 2, but 1 ids"),
+        ([0, 1, 2], 4, 0, 512, ValueError, "but 3 ids"),
+        ([0, 1], 4, 5, 512, IndexError, "skip 5 is more than the 4 tokens"),
+        ([0, 1], 4, 0, 511, ValueError, "the object has 511 bytes, 4 tokens need 512"),
+    ],
+)
+def test_rows_refused_before_a_byte_moves(
+    ids: list[int], tokens: int, skip: int, size: int, error: type[Exception], message: str
+) -> None:
+    cache, rows, _ = small()
+    before = [tensor.clone().view(torch.uint8) for tensor in cache]
+    obj = torch.full((size,), 7, dtype=torch.uint8)
+    for move in (rows.gather, rows.scatter):
+        with pytest.raises(error, match=message):
+            move(ids, tokens, obj, skip_tokens=skip)
+    assert torch.equal(obj, torch.full((size,), 7, dtype=torch.uint8))
+    assert all(torch.equal(a, b.view(torch.uint8)) for a, b in zip(before, cache, strict=True))
+
+
+def test_blocks_refused_before_a_byte_moves() -> None:
+    _, _, blocks = small()
+    obj = torch.full((512,), 7, dtype=torch.uint8)
+    for ids, skip, error in (([0, 4], 0, IndexError), ([0, 1], 3, IndexError), ([0, 1, 2], 0, ValueError)):
+        with pytest.raises(error):
+            blocks.gather(ids, obj, skip_blocks=skip)
+    assert torch.equal(obj, torch.full((512,), 7, dtype=torch.uint8))
+    slots = torch.tensor([2, 3, 5, 4])
+    for start, end, error, message in (
+        (0, 4, ValueError, "slot 5 of token 2 does not begin a block of 2"),
+        (0, 5, IndexError, "outside the 4 slots"),
+        (-1, 2, IndexError, "outside the 4 slots"),
+    ):
+        with pytest.raises(error, match=message):
+            blocks.gather_range(slots, start, end, obj.data_ptr(), 512)
+
+
+def test_slots_refused_and_skipped() -> None:
+    cache, rows, _ = small()
+    obj = torch.zeros(3 * rows.plan.bytes_per_token, dtype=torch.uint8)
+    for slots in ([0, 8, 1], [0, -2, 1]):
+        with pytest.raises(IndexError, match="at position 1"):
+            rows.gather_slots(slots, obj)
+    rows.gather_slots([3, -1, 0], obj)
+    expected = reference.rows(cache, F.NL_X_TWO_NB_BS_NH_HS, 2, 2, [3, 0]).view(4, 2, 32)
+    assert torch.equal(obj.view(4, 3, 32)[:, [0, 2]], expected)
+    assert torch.count_nonzero(obj.view(4, 3, 32)[:, 1]) == 0
+
+
+def test_what_has_no_rows_or_is_no_object_is_refused() -> None:
+    s = Sizes(3, 1, 2, 1, 8, torch.float32, 0)
+    with pytest.raises(LayoutError, match="only whole blocks"):
+        RowTransfer(build(F.NL_X_NB_PAGE, s), F.NL_X_NB_PAGE)
+    with pytest.raises(LayoutError, match="give the block size"):
+        RowTransfer(build(F.NL_X_NBBS_ONE_HS, s), F.NL_X_NBBS_ONE_HS)
+    _, rows, _ = small()
+    with pytest.raises(LayoutError, match="has gaps"):
+        rows.gather([0], 2, torch.zeros(64, 64, dtype=torch.uint8)[:, ::2])
+    with pytest.raises(TypeError, match="must be integers"):
+        rows.gather(torch.tensor([0.0]), 2, torch.zeros(512, dtype=torch.uint8))
+
+
+def test_layers_that_share_memory_are_stored_once() -> None:
+    tensor = noise((3, 2, 2, 8), torch.float32)
+    shared = BlockTransfer([tensor, tensor, tensor.clone()], F.NL_X_NB_PAGE)
+    assert shared.plan.bytes_per_block == 2 * 2 * 2 * 8 * 4
+
+
+def test_offsets_are_64_bit() -> None:
+    """A page more than 4 GiB from the first: the memory is mapped, hardly any of it used."""
+    width, blocks = 1 << 20, 4200
+    pages = torch.empty(blocks, 1, width, dtype=torch.uint8)
+    pages[blocks - 1, 0, :] = 3
+    obj = torch.zeros(width, dtype=torch.uint8)
+    for transfer in (BlockTransfer([pages], F.NL_X_NB_BS_HS), RowTransfer([pages], F.NL_X_NB_BS_HS)):
+        obj.zero_()
+        if isinstance(transfer, BlockTransfer):
+            transfer.gather([blocks - 1], obj)
+        else:
+            transfer.gather([blocks - 1], 1, obj)
+        assert int(obj.min()) == 3
+
+
+def test_the_interpreter_runs_while_bytes_move() -> None:
+    """The GIL is released: a thread that only counts goes on while another copies. No time is judged."""
+    pages = torch.zeros(64, 1, 1 << 20, dtype=torch.uint8)
+    transfer = BlockTransfer([pages], F.NL_X_NB_BS_HS)
+    obj = torch.zeros(64 << 20, dtype=torch.uint8)
+    inside, stop, seen = threading.Event(), threading.Event(), 0
+
+    def copy() -> None:
+        while not stop.is_set():
+            inside.set()
+            transfer.gather(list(range(64)), obj)
+
+    worker = threading.Thread(target=copy)
+    worker.start()
+    inside.wait()
+    for _ in range(1000):
+        seen += 1
+    stop.set()
+    worker.join()
+    assert seen == 1000
