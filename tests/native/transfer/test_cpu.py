@@ -57,9 +57,8 @@ def build(fmt: EngineKVFormat, s: Sizes) -> Any:
     levels, axes = parse_name(fmt.name)
     if fmt == F.NL_X_NB_BSV_BSS:
         return [noise((s.nb * (s.padding + 1), s.bs, 132), torch.uint8)[:: s.padding + 1] for _ in range(s.nl)]
-    opaque = {F.NL_X_NB_PAGE: ("NB", "NH", "BS", "CS"), F.NL_X_TWO_NB_PAGE: ("TWO", "NB", "NH", "BS", "HS")}.get(
-        fmt, axes
-    )
+    axes = {F.NL_X_NB_PAGE: ("NB", "NH", "BS", "CS")}.get(fmt, axes)
+    axes = {F.NL_X_TWO_NB_PAGE: ("TWO", "NB", "NH", "BS", "HS")}.get(fmt, axes)
     kinds: dict[tuple[str, ...], Callable[[], Any]] = {
         (): lambda: page(axes, s),
         ("NL",): lambda: [page(axes, s) for _ in range(s.nl)],
