@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 __all__ = [
     "Answer",
@@ -42,7 +42,15 @@ Hashes = Annotated[
 ]
 Name = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Word = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
-Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+
+def _whole(value: Any) -> Any:
+    """JSON knows one kind of number: 2.0 is as whole as 2."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, Field(strict=True, ge=0, le=2**53), BeforeValidator(_whole)]
+Seconds = Annotated[int, Field(strict=True, ge=1, le=7 * 86_400), BeforeValidator(_whole)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -86,7 +94,7 @@ class EvictBody(Target):
 class RetainBody(Target):
     session: Name
     chunk_hashes: Hashes
-    ttl_s: Annotated[int, Field(strict=True, ge=1, le=7 * 86_400)] = 300
+    ttl_s: Seconds = 300
 
 
 class ReleaseBody(Target):
