@@ -218,7 +218,7 @@ class Courier:
                         accepted[answer.instance, answer.rank] = answer
         except (nats.errors.Error, OSError) as error:
             raise BusUnavailableError(f"the results stream cannot be read: {error or type(error).__name__}") from None
-        answers = [*results.values(), *accepted.values()]
+        answers: list[Result | Accepted] = [*results.values(), *accepted.values()]
         if not answers:
             return None
         expected = tuple(sorted({(a.instance, a.rank, a.domain) for a in answers}))

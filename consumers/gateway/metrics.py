@@ -50,17 +50,23 @@ class Metrics:
 
     def __init__(self, live: Callable[[], list[EngineInfo]], connected: Callable[[], bool]) -> None:
         self.registry = CollectorRegistry()
-        at = {"registry": self.registry}
-        self.requests = Counter("semkv_gateway_requests", "Requests by route and status", ["route", "status"], **at)
-        self.seconds = Histogram("semkv_gateway_request_seconds", "Time to answer", ["route"], buckets=_BUCKETS, **at)
-        self.commands = Counter("semkv_gateway_commands", "Rank answers by operation and state", ["op", "state"], **at)
-        self.chunks = Counter("semkv_gateway_chunks", "Chunks by operation and status", ["op", "status"], **at)
-        self.events = Counter("semkv_events", "Events seen, by type", ["type"], **at)
+        at = self.registry
+        self.requests = Counter(
+            "semkv_gateway_requests", "Requests by route and status", ["route", "status"], registry=at
+        )
+        self.seconds = Histogram(
+            "semkv_gateway_request_seconds", "Time to answer", ["route"], buckets=_BUCKETS, registry=at
+        )
+        self.commands = Counter(
+            "semkv_gateway_commands", "Rank answers by operation and state", ["op", "state"], registry=at
+        )
+        self.chunks = Counter("semkv_gateway_chunks", "Chunks by operation and status", ["op", "status"], registry=at)
+        self.events = Counter("semkv_events", "Events seen, by type", ["type"], registry=at)
         self.prefetched = Counter(
             "semkv_prefetched_chunks", "Prefetched chunks by what they were worth", ["fate"], **at
         )
-        self.streams = Gauge("semkv_gateway_event_streams", "Open event streams", **at)
-        self.registry.register(_Engines(live, connected))  # type: ignore[arg-type]
+        self.streams = Gauge("semkv_gateway_event_streams", "Open event streams", registry=at)
+        self.registry.register(_Engines(live, connected))
 
     def report(self, report: Report) -> None:
         """Counts the answers of a command."""

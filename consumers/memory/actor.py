@@ -128,8 +128,8 @@ class Actor:
             if action.delay_ms:
                 await asyncio.sleep(action.delay_ms / 1000)
                 self._waiting.pop(given, None)
-            with self._spans.acting(decision):
-                handle = await self._publish(given, decision.session, action, decision.agent)
+            with self._spans.acting(decision) as traceparent:
+                handle = await self._publish(given, decision.session, action, decision.agent, traceparent)
             self._handles[given] = (decision.session, handle)
             result = await handle.result(timeout=_RESULT_S)
             summary = summarise(result)
@@ -152,13 +152,13 @@ class Actor:
             self._handles.pop(given, None)
             self._budgets.under_way[decision.agent] -= 1
 
-    async def _publish(self, given: str, session: str, action: Action, agent: str) -> Handle:
-        if action.kind == "release":
-            return await self._kv.release(session, command_id=given)
+    async def _publish(self, given: str, session: str, action: Action, agent: str, traceparent: str | None) -> Handle:
         chain = action.chain
-        assert chain is not None
         # Every engine of the domain: a router may send the next request to any of them.
-        where = {"domain": chain.domain} if chain.domain else {}
+        where: dict[str, Any] = {"domain": chain.domain} if chain is not None and chain.domain else {}
+        where["traceparent"] = traceparent
+        if action.kind == "release":
+            return await self._kv.release(session, command_id=given, **where)
         if action.kind == "retain":
             return await self._kv.retain(session, action.hashes, ttl_s=action.ttl_s, command_id=given, **where)
         if action.kind == "evict":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes in finished events: once each, whole, and with losses counted.
 
-Events may come again after a restart (the stream is read from a little before where it stopped) and in parts. An event
-whose hashes are not known leaves the chains as they are. Called from the map's loop.
+The place in the stream is kept after each event, so that a restart goes on there; what comes twice all the same is
+known by its engine's process and number. An event whose hashes are not known leaves the chains as they are. Called from the map's loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ class Intake:
     def resume(self) -> dict[str, Any]:
         """The options that make the client's stream go on where this store stopped."""
         position = self._store.database.meta(_POSITION)
-        return {} if position is None else {"since_ns": int(position)}
+        # A new store begins with what the stream still keeps: sessions that were there before the map was.
+        return {"after": int(position) if position is not None else 0}
+
+    def reached(self, stream_seq: int) -> None:
+        """Everything up to this place in the stream has been taken in."""
+        if stream_seq:
+            self._store.database.set_meta(_POSITION, str(stream_seq))
 
     def take(self, event: Any) -> tuple[Chain | None, Chain | None]:
         """(the chain that was added, the one that a compaction dropped with it)"""
@@ -43,7 +49,6 @@ class Intake:
                 return None, None
             lost = 0 if last is None else event.seq - last - 1
             self._store.advance(event.instance, event.epoch, event.tenant, event.seq, lost)
-            database.set_meta(_POSITION, str(event.finished_at))
             if event.hashes_status != HashesStatus.KNOWN or not event.chunk_hashes:
                 self.unknown += 1
                 return None, None

@@ -59,7 +59,7 @@ class MemoryMap:
         self.agent = agent
         self.policy = policy or Policy()
         self._kv = kv
-        self._spans = spans or DecisionSpans()
+        self._spans = spans or DecisionSpans(getattr(kv, "tracer", None))
         self._actor = Actor(kv, self.store, Budgets(self.store, budget, budgets), self._spans)
         self._finder = Finder(self.store, embedding)
         self._intake = Intake(self.store, agent)
@@ -88,8 +88,11 @@ class MemoryMap:
 
     async def follow(self) -> None:
         """Takes in finished events, from where the last run stopped, until cancelled."""
-        async for event in self._kv.finished(**self._intake.resume()):
-            self.take(event)
+        stream = self._kv.finished(**self._intake.resume())
+        async for event in stream:
+            chain = self.take(event)
+            log.debug("finished %s: %s chunks", event.request_id, len(chain.hashes) if chain else "no known")
+            self._intake.reached(getattr(stream, "last_seq", 0))
 
     def take(self, event: Any) -> Chain | None:
         """Takes in one event; the chain that it added, if any."""

@@ -87,7 +87,8 @@ class Policy:
 
     def session_ended(self, now: Situation, *, forget: bool = False) -> list[Action]:
         """Give back what was retained and free the fast tier; with ``forget`` the local tiers altogether."""
-        actions = [Action("release", "the session ended")] if now.retained else []
+        last = now.old[0] if now.old else None
+        actions = [Action("release", "the session ended", last)] if now.retained else []
         tiers = None if forget else ("cpu",)
         why = "the session ended and is to be forgotten" if forget else "the session ended; it may resume from the disk"
         return actions + self._drop(now, now.keep, why, tiers)

@@ -45,7 +45,8 @@ class TopicNotes:
 
 def pack_vector(vector: Vector) -> bytes:
     if isinstance(vector, dict):
-        return b"s" + msgpack.packb(vector)
+        packed: bytes = msgpack.packb(vector)
+        return b"s" + packed
     return b"d" + array("f", vector).tobytes()
 
 

@@ -66,7 +66,7 @@ class Sessions:
             row["session"], row["agent"], row["topic"], row["pending"], bool(row["ended"]), row["updated_at"]
         )
 
-    def list(self, agent: str | None = None, limit: int = 1000) -> list[Session]:
+    def known(self, agent: str | None = None, limit: int = 1000) -> list[Session]:
         rows = self._db.all(
             "SELECT * FROM sessions WHERE ? IS NULL OR agent = ? ORDER BY updated_at DESC LIMIT ?",
             (agent, agent, limit),

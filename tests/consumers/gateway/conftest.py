@@ -28,6 +28,11 @@ DOMAIN = HashDomain(
 )  # fmt: skip
 
 
+def domain_of(**fields: Any) -> HashDomain:
+    """The domain with other fields (not by copy: a copy keeps the fingerprint that was worked out before)."""
+    return HashDomain(**{**DOMAIN.model_dump(), **fields})
+
+
 @pytest.fixture
 def rank_of(nats_server: EmbeddedServer) -> Iterator[Callable[..., RankWorker]]:
     """Starts ranks; they end with the test."""
@@ -36,7 +41,7 @@ def rank_of(nats_server: EmbeddedServer) -> Iterator[Callable[..., RankWorker]]:
     def start(
         storage: StandInStorage, *, instance: str = "e0", rank: int = 0, world_size: int = 1, **domain: Any
     ) -> RankWorker:
-        who = RankIdentity(instance, rank, world_size, Role.STORAGE, DOMAIN.model_copy(update=domain))
+        who = RankIdentity(instance, rank, world_size, Role.STORAGE, domain_of(**domain))
         worker = RankWorker(BusSettings(url=nats_server.url), who, storage).start()
         workers.append(worker)
         assert worker.wait_ready(20)
