@@ -143,13 +143,13 @@ class ChainHasher:
     def _common(self, mine: bytes, other: bytes, most: int) -> int:
         """How many whole chunks the two have in common, by comparing, at most `most`."""
         step = self._step
-        view, second = memoryview(mine), memoryview(other)
         low, high = 0, most
-        if view[: high * step] == second[: high * step]:
+        # On bytes, not memoryviews: those compare element by element.
+        if mine.startswith(other[: high * step]) if len(mine) >= len(other) else other.startswith(mine[: high * step]):
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            if view[low * step : middle * step] == second[low * step : middle * step]:
+            if mine[low * step : middle * step] == other[low * step : middle * step]:
                 low = middle
             else:
                 high = middle

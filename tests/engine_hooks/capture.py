@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import nats.errors
+
 from semkv.bus import codec
 from semkv.bus.connection import connect_nats
 from semkv.bus.messages.finished import Finished
@@ -71,3 +73,25 @@ class Capture:
                 return found
             time.sleep(0.02)
         raise AssertionError(f"{len(find())} of {count} messages came within {timeout} s; got {self.messages[-5:]}")
+
+
+def stored_events(url: str) -> list[Finished]:
+    """Every finished event that the events stream holds, in the stream's order."""
+
+    async def read() -> list[Finished]:
+        connection = await connect_nats(BusSettings(url=url), name="stored")
+        try:
+            subscription = await connection.jetstream().subscribe("semkv.v1.*.*.evt.*.finished", ordered_consumer=True)
+            found: list[Finished] = []
+            while True:
+                try:
+                    message = await subscription.next_msg(timeout=1.5)
+                except (nats.errors.TimeoutError, asyncio.TimeoutError):
+                    return found
+                event = codec.decode(message.subject, dict(message.headers or {}), message.data)
+                assert isinstance(event, Finished)
+                found.append(event)
+        finally:
+            await connection.close()
+
+    return asyncio.run(read())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blake3 chain: golden values, a second implementation from its definition, growth, and LMCache's token database."""
+"""The blake3 chain: golden values, a second implementation from its definition, growth, LMCache's token database."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from semkv.engine_hooks.agreement import Agreement, AgreementState
 from semkv.engine_hooks.event_loop import EventLoop
 from semkv.engine_hooks.finished import FinishedNote
 from semkv.engine_hooks.publisher import EventPublisher
-from tests.engine_hooks.capture import Capture
+from tests.engine_hooks.capture import Capture, stored_events
 
 
 def domain(**changes: Any) -> HashDomain:
@@ -135,7 +135,6 @@ def test_an_engine_started_before_nats_publishes_once_it_is_up(tmp_path: Any) ->
 
 def test_nothing_is_lost_while_nats_is_restarted(nats_server: EmbeddedServer) -> None:
     """Every event that fits the ring arrives at the stream; a repeated one has the seq it had."""
-    seen_seqs: set[int] = set()
     stop = threading.Event()
     with running(publisher(nats_server.url)) as made:
         wait_until(lambda: _offer_and_count(made) and made.published > 0)
@@ -158,7 +157,7 @@ def test_nothing_is_lost_while_nats_is_restarted(nats_server: EmbeddedServer) ->
         thread.join()
         total = made.last_seqs()["default"]
         wait_until(lambda: made.published >= total, 30)
-    seen_seqs = asyncio.run(_stored(nats_server.url))
+    seen_seqs = {event.seq for event in stored_events(nats_server.url)}
     first = min(seen_seqs)
     lost = set(range(first, total + 1)) - seen_seqs
     assert not lost, f"{len(lost)} of {total} lost"
@@ -174,21 +173,6 @@ async def _ensure(url: str) -> None:
     connection = await connect_nats(BusSettings(url=url), name="test")
     await ensure_streams(connection, BusSettings(url=url))
     await connection.close()
-
-
-async def _stored(url: str) -> set[int]:
-    from semkv.bus import codec
-
-    connection = await connect_nats(BusSettings(url=url), name="test")
-    subscription = await connection.jetstream().subscribe("semkv.v1.*.*.evt.*.finished", ordered_consumer=True)
-    found: set[int] = set()
-    with contextlib.suppress(Exception):
-        while True:
-            message = await subscription.next_msg(timeout=1.5)
-            event: Any = codec.decode(message.subject, dict(message.headers or {}), message.data)
-            found.add(event.seq)
-    await connection.close()
-    return found
 
 
 def test_close_publishes_what_is_left_within_a_second(nats_server: EmbeddedServer) -> None:
@@ -282,16 +266,19 @@ async def _cancel_others() -> None:
 
 
 def test_large_events_are_split(tmp_path: Any) -> None:
-    with EmbeddedServer(tmp_path / "nats", config="max_payload: 32768\n") as server, Capture(server.url) as seen:
-        with running(publisher(server.url)) as made:
-            texts = tuple(f"{value:x}" for value in range(-5000, 5000))
-            made.offer(note(1, texts=texts))
-            made.offer(note(2))
-            events = seen.wait_for(lambda: [e for e in seen.events() if e.request_id == "cmpl-1"], 4, 10)
-            assert [event.part for event in events] == [1, 2, 3, 4] and {event.parts for event in events} == {4}
-            assert [value for event in events for value in event.chunk_hashes] == list(range(-5000, 5000))
-            assert len({event.seq for event in events}) == 1
-            seen.finished("cmpl-2")
+    with (
+        EmbeddedServer(tmp_path / "nats", config="max_payload: 32768\n") as server,
+        Capture(server.url) as seen,
+        running(publisher(server.url)) as made,
+    ):
+        texts = tuple(f"{value:x}" for value in range(-5000, 5000))
+        made.offer(note(1, texts=texts))
+        made.offer(note(2))
+        events = seen.wait_for(lambda: [e for e in seen.events() if e.request_id == "cmpl-1"], 4, 10)
+        assert [event.part for event in events] == [1, 2, 3, 4] and {event.parts for event in events} == {4}
+        assert [value for event in events for value in event.chunk_hashes] == list(range(-5000, 5000))
+        assert len({event.seq for event in events}) == 1
+        seen.finished("cmpl-2")
 
 
 def test_tenants_have_their_own_sequence(nats_server: EmbeddedServer) -> None:
@@ -369,13 +356,16 @@ def test_a_rank_with_another_domain_makes_hashes_unstable(
     nats_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     agreement = Agreement(domain(), 1)
-    with Capture(nats_server.url) as seen, running(publisher(nats_server.url, agreement=agreement)) as made:
-        with announced(nats_server.url, domain(probe=7, layout="other")):
-            made.offer(note(1))
-            (event,) = seen.finished("cmpl-1")
-            assert event.hashes_status == "unstable" and event.chunk_hashes == ()
-            assert event.reason is not None and "probe" in event.reason and "layout" in event.reason
-            time.sleep(1.5)
+    with (
+        Capture(nats_server.url) as seen,
+        running(publisher(nats_server.url, agreement=agreement)) as made,
+        announced(nats_server.url, domain(probe=7, layout="other")),
+    ):
+        made.offer(note(1))
+        (event,) = seen.finished("cmpl-1")
+        assert event.hashes_status == "unstable" and event.chunk_hashes == ()
+        assert event.reason is not None and "probe" in event.reason and "layout" in event.reason
+        time.sleep(1.5)  # the announcements go on: the line is not repeated
     lines = [record.getMessage() for record in caplog.records if "not published" in record.getMessage()]
     assert len(lines) == 1 and "PYTHONHASHSEED" in lines[0]
 
@@ -421,9 +411,11 @@ def test_a_forked_child_publishes_by_itself(nats_server: EmbeddedServer) -> None
 
 
 def test_refused_credentials_are_said_once_and_tried_again(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with EmbeddedServer(tmp_path / "nats", config='authorization { user: "u", password: "p" }\n') as server:
-        with running(publisher(server.url)) as made:
-            made.offer(note(1))
-            time.sleep(1.5)
-            assert made.alive and made.backlog() == 1
+    with (
+        EmbeddedServer(tmp_path / "nats", config='authorization { user: "u", password: "p" }\n') as server,
+        running(publisher(server.url)) as made,
+    ):
+        made.offer(note(1))
+        time.sleep(1.5)
+        assert made.alive and made.backlog() == 1
     assert len([r for r in caplog.records if "event publisher, connecting" in r.getMessage()]) == 1

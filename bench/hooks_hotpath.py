@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hooks cost the engine: added to a lookup and to `request_finished`, per request of 512 chunk hashes.
+
+A real LMCache async lookup client with real sockets, upgraded in place, and a real publisher thread with a real
+nats-server, up and stopped. Each round runs the same lookup on a plain and on an upgraded client; hashing itself (the
+same in both) is replaced by its result, so that microseconds are not lost in milliseconds. Beside it, from the same
+run: LMCache's own lookup with its hashing, vLLM's ZMQ publisher for KV events, the chain hashes, and events per second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+HASHES = 512
+CHUNK = 256
+TOKENS = HASHES * CHUNK
+NEW_PER_TURN = 16
+ROUNDS = 1500
+PACE_S = 0.002
+
+
+def _percentiles(values: list[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
+
+
+def _request(number: int, tokens: list[int]) -> Any:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request, RequestStatus
+
+    request = Request(f"cmpl-{number}-0-0123abcd", tokens, SamplingParams(max_tokens=8), None)
+    request.append_output_token_ids([1, 2, 3])
+    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    return request
+
+
+def _turns(seed: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Results of a token database: a conversation whose last chunks change with every turn."""
+    source = random.Random(seed)
+    chain = [source.getrandbits(64) - (1 << 63) for _ in range(HASHES)]
+    while True:
+        chain[-NEW_PER_TURN:] = [source.getrandbits(64) - (1 << 63) for _ in range(NEW_PER_TURN)]
+        yield [(i * CHUNK, i * CHUNK + CHUNK, value) for i, value in enumerate(chain)]
+
+
+class _Prepared:
+    """Stands in for hashing: gives prepared results as LMCache's generator would."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[int, int, int]] = []
+
+    def __call__(self, tokens: Any, make_key: bool = True) -> Iterator[tuple[int, int, int]]:
+        yield from self.results
+
+
+@contextlib.contextmanager
+def _rig(url: str) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+    from semkv.bus.settings import BusSettings
+    from semkv.engine_hooks.event_loop import EventLoop
+    from semkv.engine_hooks.lookup_client import TENANT_LABEL, HashRecords, upgrade
+    from semkv.engine_hooks.publisher import EventPublisher
+    from semkv.engine_hooks.scheduler_side import SchedulerSide
+    from semkv.engine_hooks.settings import HookSettings
+    from tests.engine_hooks.clients import lookup_client
+
+    with lookup_client(chunk_size=CHUNK) as plain, lookup_client(chunk_size=CHUNK) as hooked:
+        prepared = _Prepared()
+        for client in (plain, hooked):
+            # No rank listens, and a ZMQ socket without a peer blocks when its queue is full.
+            for place in client.push_sockets:
+                place.close(linger=0)
+            client.push_sockets = [SimpleNamespace(send=lambda data, copy: None, close=lambda linger: None)]
+        plain.token_database.process_tokens = prepared
+        hooked.token_database.process_tokens = prepared
+        records = HashRecords()
+        records.default_labels = {TENANT_LABEL: "default"}
+        upgrade(hooked, records)
+        loop = EventLoop(BusSettings(url=url), instance="bench", domain="b" * 12, chunk_size=CHUNK, agreement=None)
+        publisher = EventPublisher(loop.run)
+        impl = SimpleNamespace(lookup_client=hooked, _request_trackers={}, config=SimpleNamespace(chunk_size=CHUNK))
+        side = SchedulerSide(HookSettings(), impl, publisher, agreement=None)
+        publisher.start()
+        try:
+            yield plain, hooked, prepared, side, publisher
+        finally:
+            publisher.close(1.0)
+
+
+def _added(url: str, *, cold: bool = False, rounds: int = ROUNDS) -> tuple[float, float]:
+    """Microseconds added per request: p50 and p99 over rounds."""
+    tokens = [1] * 8
+    turns = _turns(7)
+    added: list[float] = []
+    clock = time.perf_counter_ns
+    with _rig(url) as (plain, hooked, prepared, side, _publisher):
+        time.sleep(0.3)
+        for number in range(rounds + 50):
+            prepared.results = next(turns)
+            request = _request(number, tokens)
+            if cold:
+                side.records.texts.clear()
+            plain.lookup(tokens, request.request_id, None)  # the first after a pause is slower, whoever it is
+            begin = clock()
+            plain.lookup(tokens, request.request_id, None)
+            middle = clock()
+            side.before_lookup(request)
+            hooked.lookup(tokens, request.request_id, None)
+            side.after_lookup(request, 0, (0, False))
+            end = clock()
+            record = side.before_finished(request)
+            side.finished(request, record, (False, {"num_lmcache_cached_tokens": 0}))
+            done = clock()
+            plain.clear_lookup_status(request.request_id)
+            if number >= 50:
+                added.append(((end - middle) - (middle - begin) + (done - end)) / 1000)
+            time.sleep(PACE_S)
+    return _percentiles(added)
+
+
+def _best(call: Callable[[], Any], times: int = 15) -> float:
+    """The median of `times` calls, in microseconds."""
+    taken = []
+    for _ in range(times):
+        begin = time.perf_counter_ns()
+        call()
+        taken.append((time.perf_counter_ns() - begin) / 1000)
+    return statistics.median(taken)
+
+
+def _chains(figures: dict[str, float]) -> None:
+    import torch
+
+    from semkv.engine_hooks.chain_hash import ChainHasher
+    from tests.engine_hooks.clients import lookup_client
+
+    source = random.Random(1)
+    tokens = [source.randrange(150_000) for _ in range(TOKENS)]
+    tensor = torch.tensor(tokens)
+    with lookup_client(chunk_size=CHUNK) as client:
+        process = client.token_database.process_tokens
+
+        def builtin(given: Any) -> list[int]:
+            return [value for _, _, value in process(given, make_key=False)]
+
+        figures["lmcache_builtin_list_us"] = _best(lambda: builtin(tokens))
+        figures["lmcache_builtin_tensor_us"] = _best(lambda: builtin(tensor))
+        figures["lmcache_lookup_us"] = _best(lambda: client.lookup(tokens, "r", None))
+    figures["blake3_list_us"] = _best(lambda: ChainHasher("m", "", CHUNK, memory=0).hashes(tokens))
+    figures["blake3_tensor_us"] = _best(lambda: ChainHasher("m", "", CHUNK, memory=0).hashes(tensor))
+    hasher = ChainHasher("m", "", CHUNK)
+    hasher.hashes(tokens)
+
+    new = list(range(CHUNK))
+
+    def grow() -> None:
+        tokens.extend(new)
+        hasher.hashes(tokens)
+
+    figures["blake3_grown_by_one_chunk_us"] = _best(grow)
+
+
+def _kv_events(figures: dict[str, float]) -> None:
+    from vllm.distributed.kv_events import BlockStored, KVEventBatch, ZmqEventPublisher
+
+    source = random.Random(2)
+    hashes = [source.getrandbits(63) for _ in range(HASHES)]
+    publisher = ZmqEventPublisher(data_parallel_rank=0, endpoint="inproc://semkv-bench")
+    try:
+        fields = {
+            "block_hashes": hashes,
+            "parent_block_hash": None,
+            "token_ids": [],
+            "block_size": CHUNK,
+            "lora_id": None,
+            "medium": None,
+            "lora_name": None,
+        }
+        known = BlockStored.__struct_fields__
+
+        def publish() -> None:
+            event = BlockStored(**{name: value for name, value in fields.items() if name in known})
+            publisher.publish(KVEventBatch(ts=time.time(), events=[event]))
+            time.sleep(0)
+
+        figures["vllm_zmq_kv_event_us"] = _best(publish, 300)
+    finally:
+        publisher.shutdown()
+
+
+def _events_per_second(url: str, count: int = 20_000, size: int = 8) -> float:
+    from tests.engine_hooks.test_publisher import note, publisher
+
+    texts = tuple(f"{value:x}" for value in range(1, size + 1))
+    made = publisher(url, ring=count + 1)
+    made.start()
+    try:
+        made.offer(note(0, texts=texts))
+        while made.published < 1:
+            time.sleep(0.01)
+        notes = [note(number, texts=texts) for number in range(count)]
+        begin = time.perf_counter()
+        for one in notes:
+            made.offer(one)
+        while made.published <= count:
+            time.sleep(0.005)
+        return count / (time.perf_counter() - begin)
+    finally:
+        made.close(1.0)
+
+
+def run() -> dict[str, float]:
+    """Measure, print, and return the figures (microseconds, or events per second)."""
+    from semkv.bus.embedded import EmbeddedServer
+
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedServer(Path(folder) / "nats")
+        server.start()
+        try:
+            for name, cold in (("nats_up", False), ("nats_up_all_new", True)):
+                figures[f"added_{name}_p50_us"], figures[f"added_{name}_p99_us"] = _added(server.url, cold=cold)
+            figures["events_per_s_8_hashes"] = _events_per_second(server.url)
+            figures["events_per_s_512_hashes"] = _events_per_second(server.url, 4000, HASHES)
+        finally:
+            server.stop()
+        figures["added_nats_down_p50_us"], figures["added_nats_down_p99_us"] = _added(server.url)
+    _chains(figures)
+    _kv_events(figures)
+    for name, value in figures.items():
+        print(f"  {name:32} {value:10.1f}")
+    return figures
