@@ -36,6 +36,8 @@ class BrokerClock:
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
         self.offset_ns = 0
+        self.uncertain_ns = 0
+        """How far off the offset may be, either way."""
 
     @property
     def measured(self) -> bool:
@@ -45,7 +47,8 @@ class BrokerClock:
         """One request: when it was sent and answered by our clock, and the time the broker gave."""
         round_trip = max(0, received_ns - sent_ns)
         self._samples.append((round_trip, broker_ns - (sent_ns + round_trip // 2)))
-        self.offset_ns = min(self._samples)[1]
+        best = min(self._samples)
+        self.uncertain_ns, self.offset_ns = best[0] // 2 + 1, best[1]
 
     def forget(self) -> None:
         """After a reconnect: it may be another server with another clock."""

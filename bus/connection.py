@@ -31,6 +31,7 @@ from semkv.bus.errors import (
     ServerTooOldError,
 )
 from semkv.bus.settings import BusSettings, SettingsError
+from semkv.bus.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ PING_INTERVAL_S = 1
 MAX_OUTSTANDING_PINGS = 2
 RECONNECT_WAIT_S = 0.1
 CONNECT_TIMEOUT_S = 2
+_TRY_S = 5.0
+_CLOSE_S = 0.5
 PENDING_BYTES = 8 << 20
 
 _DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
@@ -56,6 +59,8 @@ class Link:
         self.denied: deque[tuple[int, str]] = deque(maxlen=64)
         self._denials = 0
         self.last_error = ""
+        self.up = False
+        """Whether the connection stands, as far as has been noticed."""
         self.up_since = 0.0
         """Loop time of the last (re)connect."""
         self.on_reconnect: list[Listener] = []
@@ -66,6 +71,7 @@ class Link:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def mark_up(self) -> None:
+        self.up = True
         self.up_since = asyncio.get_running_loop().time()
 
     async def reconnected(self) -> None:
@@ -78,7 +84,11 @@ class Link:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    async def disconnected(self) -> None:
+        self.up = False
+
     async def ended(self) -> None:
+        self.up = False
         self.closed.set()
 
     async def error(self, error: Exception) -> None:
@@ -113,10 +123,7 @@ class Link:
                         f"these credentials may not use {subject}: ask for a user with that right (see `semkv auth`)"
                     )
         finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
+            await cancel_and_wait([task])
 
 
 async def _run(listener: Listener) -> None:
@@ -182,6 +189,7 @@ async def connect_nats(
         "pending_size": PENDING_BYTES,
         "error_cb": link.error,
         "reconnected_cb": link.reconnected,
+        "disconnected_cb": link.disconnected,
         "closed_cb": link.ended,
         "tls": _tls(settings),
         **_credentials(settings),
@@ -213,19 +221,22 @@ async def _try_once(settings: BusSettings, options: dict[str, Any], link: Link) 
     # nats.connect with endless reconnects never returns while no server is there: the first try is one try.
     client = Client()
     first = {**options, "servers": settings.urls, "allow_reconnect": False, "max_reconnect_attempts": 1}
+    link.last_error = ""
     try:
-        await client.connect(**first)
+        await asyncio.wait_for(client.connect(**first), _TRY_S)
     except (OSError, asyncio.TimeoutError, nats.errors.Error) as error:
-        with contextlib.suppress(Exception):
-            await client.close()
+        # After a failed TLS handshake nats-py waits for ever for the transport to close.
+        with contextlib.suppress(Exception, asyncio.TimeoutError):
+            await asyncio.wait_for(client.close(), _CLOSE_S)
         link.closed.clear()  # that was only a try
-        text = str(error) or type(error).__name__
-        link.last_error = text
-        if isinstance(error, ssl.SSLError):
+        told = not isinstance(error, (nats.errors.NoServersError, asyncio.TimeoutError))
+        text = str(error) if told or not link.last_error else link.last_error
+        link.last_error = text = text or type(error).__name__
+        if isinstance(error, ssl.SSLError) or "[SSL" in text:
             raise AuthError(
                 f"TLS with {settings.shown_url} failed: {text}; check SEMKV_NATS_CA, _CERT and _KEY"
             ) from None
-        if any(part in (text + link.last_error).lower() for part in _REFUSED):
+        if any(part in text.lower() for part in _REFUSED):
             raise AuthError(f"{settings.shown_url} refused these credentials: {text}; check SEMKV_NATS_CREDS") from None
         return None
     client.options["allow_reconnect"] = True

@@ -28,6 +28,7 @@ from semkv.bus import subjects
 from semkv.bus.clock import BrokerClock, to_rfc3339
 from semkv.bus.connection import Link
 from semkv.bus.streams import COMMANDS, stream_info
+from semkv.bus.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -123,10 +124,7 @@ class OrderedReader:
     ) -> None:
         with contextlib.suppress(ValueError):
             self._link.on_reconnect.remove(self._renew.set)
-        tasks = [task for task in (self._task, self._ender) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(task for task in (self._task, self._ender) if task is not None)
         await self._drop_consumer(delete=True)
         self._arrived.put_nowait(None)
 
@@ -219,7 +217,9 @@ class OrderedReader:
         """The broker's time to read from: after what was read last, else the start."""
         if self._last_time_ns is not None:
             return self._last_time_ns + 1
-        return (self._start_time_ns or 0) + (self._clock.offset_ns if self._clock is not None else 0)
+        start = self._start_time_ns or 0
+        # Rather a message from just before the start than one too few.
+        return start if self._clock is None else start + self._clock.offset_ns - self._clock.uncertain_ns
 
     def _receiver(self, inbox: str) -> Callable[[Msg], Awaitable[None]]:
         async def receive(msg: Msg) -> None:

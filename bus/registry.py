@@ -22,13 +22,16 @@ from nats.aio.msg import Msg
 
 from semkv.bus import codec, subjects
 from semkv.bus.connection import Link
+from semkv.bus.errors import BusUnavailableError
 from semkv.bus.messages import EngineInfo
 from semkv.bus.status import Role
 from semkv.bus.streams import HEARTBEAT_S, REGISTRY, REGISTRY_TTL_S, last_messages
+from semkv.bus.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
 GRACE_S = HEARTBEAT_S + 0.5
+DOWN_S = 10.0
 
 Ensure = Callable[[], Awaitable[None]]
 
@@ -61,8 +64,7 @@ class Announcer:
         with contextlib.suppress(ValueError):
             self._link.on_reconnect.remove(self._now.set)
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_and_wait([self._task])
         if self._nc.is_connected:
             with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
                 info = self._describe()
@@ -107,9 +109,11 @@ class Engine:
 class EngineRegistry:
     """Follows the registry. `on_epoch` is called with the new entry when a known rank comes back with another epoch."""
 
-    def __init__(self, nc: Client, link: Link) -> None:
+    def __init__(self, nc: Client, link: Link, *, bucket: bool = True) -> None:
+        """`bucket`: whether the bucket itself can be read; across accounts only the puts can."""
         self._nc = nc
         self._link = link
+        self._bucket = bucket
         self._entries: dict[str, Engine] = {}
         self._changed = asyncio.Event()
         self._epochs: dict[str, int] = {}
@@ -124,6 +128,8 @@ class EngineRegistry:
 
     async def refresh(self) -> None:
         """Reads from the bucket what no put has told yet. Where that is not allowed, the puts have to do."""
+        if not self._bucket:
+            return
         every = [f"{subjects.REGISTRY_PREFIX}.*.*"]
         with contextlib.suppress(nats.errors.Error):
             async for subject, headers, payload in last_messages(self._nc, REGISTRY, every):
@@ -176,9 +182,18 @@ class EngineRegistry:
         ]
 
     async def settled(self, instance: str | None = None, domain: str | None = None) -> list[EngineInfo]:
-        """The storage ranks, once all of them are known or one heartbeat period has passed since the (re)connect."""
+        """The storage ranks, once all of them are known or one heartbeat period has passed since the (re)connect.
+
+        While the connection is down nothing is judged: BusUnavailableError if that lasts longer than `DOWN_S`.
+        """
         loop = asyncio.get_running_loop()
+        patience = loop.time() + DOWN_S
         while True:
+            if not self._link.up:
+                if loop.time() > patience:
+                    raise BusUnavailableError(f"NATS has been away for more than {DOWN_S:g} s; it is tried on and on")
+                await asyncio.sleep(0.02)
+                continue
             changed = self._changed
             ranks = self.storage_ranks(instance, domain)
             if ranks and self._complete(ranks):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import nats.errors
@@ -21,6 +21,7 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
 from semkv.bus import subjects
 from semkv.bus.clock import BrokerClock, parse_rfc3339_ns
+from semkv.bus.connection import Link
 from semkv.bus.errors import BusError
 from semkv.bus.settings import BusSettings
 
@@ -102,20 +103,27 @@ def stream_configs(settings: BusSettings, side: str) -> list[StreamConfig]:
     return engine if side == ENGINE else agent
 
 
-async def ensure_streams(nc: Client, settings: BusSettings, side: str = AGENT) -> None:
-    """Creates the side's streams where absent. Raises StreamError or nats' own errors (time-out, no JetStream)."""
+async def ensure_streams(nc: Client, settings: BusSettings, side: str = AGENT, *, link: Link | None = None) -> None:
+    """Creates the side's streams where absent. Raises StreamError or nats' own errors (time-out, no JetStream).
+
+    With the connection's `link`, a missing right is PermissionDeniedError at once instead of a time-out.
+    """
     js = nc.jetstream()
     for config in stream_configs(settings, side):
         try:
-            await js.stream_info(str(config.name))
+            await _guarded(link, f"$JS.API.STREAM.INFO.{config.name}", js.stream_info(str(config.name)))
         except nats.js.errors.NotFoundError as error:
             if error.err_code not in (_NO_STREAM, None):
                 raise StreamError(f"stream {config.name}: {error.description}") from error
             try:
-                await js.add_stream(config)
+                await _guarded(link, f"$JS.API.STREAM.CREATE.{config.name}", js.add_stream(config))
             except nats.js.errors.APIError as refused:
                 if refused.err_code != _NAME_IN_USE:  # someone else was quicker, perhaps with other limits
                     raise StreamError(f"stream {config.name} cannot be created: {refused.description}") from refused
+
+
+async def _guarded(link: Link | None, subject: str, work: Awaitable[Any]) -> Any:
+    return await (work if link is None else link.guard(subject, work))
 
 
 async def stream_info(

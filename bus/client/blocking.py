@@ -25,6 +25,7 @@ from semkv.bus.client.kv import KV
 from semkv.bus.errors import BusError
 from semkv.bus.messages import EngineInfo, Finished
 from semkv.bus.settings import BusSettings
+from semkv.bus.tasks import cancel_and_wait
 from semkv.bus.tracing import NullTracer
 
 T = TypeVar("T")
@@ -141,8 +142,7 @@ class BlockingFinished:
 
     async def _close(self) -> None:
         if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+            await cancel_and_wait([self._asking])
         await self._stream.close()
 
 

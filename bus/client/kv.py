@@ -30,6 +30,7 @@ from semkv.bus.messages import Accepted, Cancel, Command, EngineInfo, Evict, Loc
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Order, Tier
 from semkv.bus.streams import REGISTRY_TTL_S
+from semkv.bus.tasks import cancel_and_wait
 from semkv.bus.tracing import (
     PRODUCER,
     NullTracer,
@@ -116,9 +117,7 @@ class KV:
         if self.closed:
             return
         self.closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(list(self._tasks))
         if self._session is not None:
             await self._session.close()
         if self._own_tracer:
@@ -325,7 +324,7 @@ class KV:
     def all_gone(self, names: set[RankName]) -> bool:
         """Whether none of these ranks can answer any more: gone from the registry, or another process by now."""
         session = self._session
-        if not names or session is None or session.link.closed.is_set() or not session.nc.is_connected:
+        if not names or session is None or not session.link.up:
             return False
         if asyncio.get_running_loop().time() - session.link.up_since < REGISTRY_TTL_S:
             live = {(i.instance, i.rank): i.epoch for i in session.registry.live()}

@@ -55,7 +55,7 @@ class Session:
             await self.ensure()
             tenant, client = subjects.token(self._settings.tenant), subjects.token(self._client)
             await self.nc.subscribe(f"{subjects.PREFIX}.{tenant}.*.res.{client}.>", cb=self._on_answer)
-            self.registry = EngineRegistry(self.nc, self.link)
+            self.registry = EngineRegistry(self.nc, self.link, bucket=not self._settings.accounts)
             await self.registry.start()
             await self.nc.flush()
         except BaseException:
@@ -66,7 +66,7 @@ class Session:
     async def ensure(self) -> None:
         """Makes this side's streams where absent and where allowed."""
         try:
-            await ensure_streams(self.nc, self._settings, AGENT)
+            await ensure_streams(self.nc, self._settings, AGENT, link=self.link)
         except (nats.errors.Error, asyncio.TimeoutError, BusError) as error:
             # An observer may not make streams, and need not where they exist.
             log.debug("streams not checked: %s", error)
@@ -114,7 +114,7 @@ class Session:
                     f"{command.type} {command.command_id} was not acknowledged within {timeout:g} s ({trouble}); "
                     "it may still run: ask again with the same command_id"
                 )
-            if not self.nc.is_connected:
+            if not self.link.up:
                 await asyncio.sleep(min(0.02, left))
                 continue
             try:

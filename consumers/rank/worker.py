@@ -27,6 +27,7 @@ from semkv.bus.registry import Announcer
 from semkv.bus.settings import BusSettings, SettingsError
 from semkv.bus.status import Op, Role
 from semkv.bus.streams import ENGINE, HEARTBEAT_S, ensure_streams
+from semkv.bus.tasks import cancel_and_wait
 from semkv.bus.tracing import NullTracer, setup_tracing
 from semkv.consumers.rank.answers import Answers
 from semkv.consumers.rank.commands import CommandDesk
@@ -180,15 +181,14 @@ class RankWorker:
         finally:
             stop.cancel()
             if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+                await cancel_and_wait([work])
 
     async def _serve(self, nc: Client, link: Link, clock: BrokerClock, answers: Answers) -> None:
         assert self._stop is not None
         assert self._desk is not None
 
         async def ensure() -> None:
-            await ensure_streams(nc, self._settings, ENGINE)
+            await ensure_streams(nc, self._settings, ENGINE, link=link)
 
         async def after_reconnect() -> None:
             clock.forget()
@@ -214,9 +214,7 @@ class RankWorker:
             if self._stop.is_set():
                 await self._desk.stop(self._stop_timeout)
         finally:
-            for task in (stop, *tasks):
-                task.cancel()
-            await asyncio.gather(stop, *tasks, return_exceptions=True)
+            await cancel_and_wait([stop, *tasks])
             await announcer.stop()
             if nc.is_connected:
                 with contextlib.suppress(Exception):
