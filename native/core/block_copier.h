@@ -26,7 +26,7 @@ enum class Direction { gather, scatter };
 enum class Stores { automatic, plain, streaming };
 
 // Below this the object may well be read again from cache, so that streaming past it would cost more than it saves.
-inline constexpr std::uint64_t kStreamFrom = std::uint64_t{4} << 20;
+inline constexpr std::uint64_t kStreamFrom = std::uint64_t{1} << 20;
 
 inline bool streams(Stores stores, std::uint64_t bytes) {
   return stores == Stores::streaming || (stores == Stores::automatic && bytes >= kStreamFrom);
