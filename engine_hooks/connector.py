@@ -16,22 +16,18 @@ from typing import Any
 from semkv.engine_hooks import attach, settings
 from semkv.engine_hooks.hooked import hooked_class
 
-ASCEND_CONNECTORS = (
-    ("lmcache_ascend.integration.vllm.lmcache_ascend_connector_v1", "LMCacheAscendConnectorV1Dynamic"),
-    ("lmcache_ascend.integration.vllm.lmcache_connector_v1", "LMCacheAscendConnectorV1Dynamic"),
+ASCEND_CONNECTOR = (
+    "lmcache_ascend.integration.vllm.lmcache_ascend_connector_v1",
+    "LMCacheAscendConnectorV1Dynamic",
 )
 VLLM_CONNECTOR = ("vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector", "LMCacheConnectorV1")
 
 
 def _base_class() -> type:
     if importlib.util.find_spec("lmcache_ascend") is not None:
-        for module, name in ASCEND_CONNECTORS:
-            try:
-                found = getattr(importlib.import_module(module), name, None)
-            except ImportError:
-                continue
-            if isinstance(found, type):
-                return found
+        module, name = ASCEND_CONNECTOR
+        ascend: type = getattr(importlib.import_module(module), name)
+        return ascend
     module, name = VLLM_CONNECTOR
     base: type = getattr(importlib.import_module(module), name)
     return base

@@ -6,7 +6,20 @@ Threads: as vLLM calls a connector. Errors: the base's pass unchanged; ours neve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+Result = tuple[bool, dict[str, Any] | None]
+
+
+def _finish(connector: Any, finish: Callable[..., Result], request: Any, block_ids: Any) -> Result:
+    side = connector._semkv_side
+    if side is None:
+        return finish(request, block_ids)
+    record = side.before_finished(request)
+    result = finish(request, block_ids)
+    answered: Result = side.finished(request, record, result)
+    return answered
 
 
 def hooked_class(base: Any) -> Any:
@@ -37,15 +50,8 @@ def hooked_class(base: Any) -> Any:
             side.after_lookup(request, num_computed_tokens, matched)
             return matched
 
-        def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-            side = self._semkv_side
-            if side is None:
-                base_result: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
-                return base_result
-            record = side.before_finished(request)
-            result: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
-            answered: tuple[bool, dict[str, Any] | None] = side.finished(request, record, result)
-            return answered
+        def request_finished(self, request: Any, block_ids: Any) -> Result:
+            return _finish(self, super().request_finished, request, block_ids)
 
         # worker role
 
@@ -70,6 +76,12 @@ def hooked_class(base: Any) -> Any:
                 side.close()
             return super().shutdown()
 
+    if hasattr(base, "request_finished_all_groups"):
+        # vLLM asks a connector with several KV groups this instead. Only where the base has it: it is told apart so.
+        def request_finished_all_groups(self: Any, request: Any, block_ids: Any) -> Result:
+            return _finish(self, super(Hooked, self).request_finished_all_groups, request, block_ids)
+
+        Hooked.request_finished_all_groups = request_finished_all_groups
     Hooked.__name__ = Hooked.__qualname__ = f"Hooked{base.__name__}"
     _hooked[base] = Hooked
     return Hooked

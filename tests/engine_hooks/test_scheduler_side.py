@@ -328,6 +328,21 @@ def test_the_hooked_class_keeps_the_object_and_closes_the_publisher(rig: Rig, as
     assert rig.publisher.closed
 
 
+def test_a_connector_with_several_kv_groups(rig: Rig) -> None:
+    class Grouped(AscendStandInConnector):
+        def request_finished_all_groups(self, one: Any, block_ids: Any) -> Any:
+            return True, {"first_tok": 1}
+
+    connector = Grouped(rig.impl)
+    connector.__class__ = hooked_class(Grouped)
+    connector._semkv_side = rig.side  # type: ignore[attr-defined]
+    one = request()
+    rig.look_up(one)
+    wanted = {"first_tok": 1, "chunk_hashes": texts(rig, one)}
+    assert connector.request_finished_all_groups(ended(one), ([],)) == (True, wanted)
+    assert not hasattr(hooked_class(AscendStandInConnector), "request_finished_all_groups")
+
+
 def test_a_two_tuple_hash_shows_in_the_probe() -> None:
     """LMCache-Ascend hashes (prefix, tokens) where LMCache hashes (prefix, tokens, ()): another domain."""
     from semkv.engine_hooks.identity import probe

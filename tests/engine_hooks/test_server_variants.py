@@ -32,6 +32,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 TEXT = "the memory of an agent remembers what was said "
 
 
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short path: LMCache's sockets lie below it, and a socket's path may have 107 characters."""
+    return tmp_path_factory.mktemp("v")
+
+
 @contextlib.contextmanager
 def serving(folder: Path, nats_url: str, lmcache: dict[str, Any], **options: Any) -> Iterator[VLLMServer]:
     config = LMCacheConfig(disk=folder / "disk", **lmcache)
@@ -81,13 +87,13 @@ def leave(connection: http.client.HTTPConnection) -> None:
     connection.close()
 
 
-def test_blake3_unfull_chunks_prefix_caching_and_preemption(tmp_path: Path) -> None:
+def test_blake3_unfull_chunks_prefix_caching_and_preemption(folder: Path) -> None:
     """Without any stable root in Python's own hash: scheduler, worker and API server agree all the same."""
     with (
-        EmbeddedServer(tmp_path / "nats") as nats,
+        EmbeddedServer(folder / "nats") as nats,
         Capture(nats.url) as seen,
         serving(
-            tmp_path,
+            folder,
             nats.url,
             {"chunk_size": 32, "save_unfull_chunk": True, "extra": {"semkv_hash_algorithm": "blake3"}},
             prefix_caching=True,
@@ -136,12 +142,12 @@ def test_blake3_unfull_chunks_prefix_caching_and_preemption(tmp_path: Path) -> N
             assert event.generated_tokens == 200
 
 
-def test_two_ranks_and_an_engine_started_before_nats(tmp_path: Path) -> None:
-    nats = EmbeddedServer(tmp_path / "nats")
+def test_two_ranks_and_an_engine_started_before_nats(folder: Path) -> None:
+    nats = EmbeddedServer(folder / "nats")
     nats.start()
     nats.stop()
     try:
-        with serving(tmp_path, nats.url, {}, tensor_parallel=2) as server:
+        with serving(folder, nats.url, {}, tensor_parallel=2) as server:
             first = complete(server, "before nats " + TEXT * 12)
             assert first["kv_transfer_params"]["chunk_hashes"]
             nats.start()
@@ -167,13 +173,13 @@ def test_two_ranks_and_an_engine_started_before_nats(tmp_path: Path) -> None:
         nats.stop()
 
 
-def test_no_stable_root_and_decorated_lookup_clients(tmp_path: Path) -> None:
+def test_no_stable_root_and_decorated_lookup_clients(folder: Path) -> None:
     """PYTHONHASHSEED is no number: no hash is ever shown. Aborts pass through LMCache's decorators."""
     with (
-        EmbeddedServer(tmp_path / "nats") as nats,
+        EmbeddedServer(folder / "nats") as nats,
         Capture(nats.url) as seen,
         serving(
-            tmp_path,
+            folder,
             nats.url,
             {"settings": {"hit_miss_ratio": 0.5, "enable_chunk_statistics": True, "lookup_timeout_ms": 300}},
             environment={"PYTHONHASHSEED": "random"},
@@ -196,7 +202,7 @@ def test_no_stable_root_and_decorated_lookup_clients(tmp_path: Path) -> None:
         assert len(lines) == 1 and "PYTHONHASHSEED" in lines[0]
 
 
-def test_the_named_connector_without_plugins_and_the_sync_lookup_client(tmp_path: Path) -> None:
+def test_the_named_connector_without_plugins_and_the_sync_lookup_client(folder: Path) -> None:
     """`kv_connector_module_path` where VLLM_PLUGINS leaves semkv out; LMCache looks up synchronously; large chunks."""
     transfer = {
         "kv_connector": "SemKVConnectorV1",
@@ -205,10 +211,10 @@ def test_the_named_connector_without_plugins_and_the_sync_lookup_client(tmp_path
         "engine_id": "named",
     }
     with (
-        EmbeddedServer(tmp_path / "nats") as nats,
+        EmbeddedServer(folder / "nats") as nats,
         Capture(nats.url) as seen,
         serving(
-            tmp_path,
+            folder,
             nats.url,
             {"chunk_size": 1024, "async_loading": False},
             arguments=["--kv-transfer-config", json.dumps(transfer)],
