@@ -42,7 +42,7 @@ def _on_event_loop() -> bool:
 
 def _make(current: AnyFunction) -> AnyFunction:
     @functools.wraps(current)
-    def allocate(  # noqa: PLR0917  LMCache's own signature
+    def allocate(
         self: Any, shapes: Any, dtypes: Any, fmt: Any = None, eviction: bool = True, busy_loop: bool = True
     ) -> Any:
         pool = _pool_bytes(self)
@@ -56,7 +56,7 @@ def _make(current: AnyFunction) -> AnyFunction:
 
 def _make_batched(current: AnyFunction) -> AnyFunction:
     @functools.wraps(current)
-    def batched_allocate(  # noqa: PLR0917  LMCache's own signature
+    def batched_allocate(
         self: Any,
         shapes: Any,
         dtypes: Any,

@@ -106,7 +106,7 @@ def _make_lookup(_current: AnyFunction) -> AnyFunction:
             return 0
         return hits
 
-    async def async_lookup_and_prefetch(  # noqa: PLR0917  LMCache's own signature
+    async def async_lookup_and_prefetch(
         self: Any,
         lookup_id: str,
         keys: list[Any],
