@@ -63,7 +63,7 @@ class Metrics:
         self.chunks = Counter("semkv_gateway_chunks", "Chunks by operation and status", ["op", "status"], registry=at)
         self.events = Counter("semkv_events", "Events seen, by type", ["type"], registry=at)
         self.prefetched = Counter(
-            "semkv_prefetched_chunks", "Prefetched chunks by what they were worth", ["fate"], **at
+            "semkv_prefetched_chunks", "Prefetched chunks by what they were worth", ["fate"], registry=at
         )
         self.streams = Gauge("semkv_gateway_event_streams", "Open event streams", registry=at)
         self.registry.register(_Engines(live, connected))

@@ -2,7 +2,8 @@
 """Takes in finished events: once each, whole, and with losses counted.
 
 The place in the stream is kept after each event, so that a restart goes on there; what comes twice all the same is
-known by its engine's process and number. An event whose hashes are not known leaves the chains as they are. Called from the map's loop.
+known by its engine's process and number. An event whose hashes are not known leaves the chains as they are. Called from
+the map's loop.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 No engine runs here. Sessions pause and come back; a fast tier of limited room keeps the chunks used last; a disk loads
 one chain at a time at a fixed rate. What a prefetch is worth then depends on its lead alone: too late and the request
 waits for the rest of the load, too early and other sessions' chunks push it out before it is used. The commands are
-those of the real ``Policy`` (its ``will_resume``), told a resume time that is wrong by a random factor, as a
-person's or a tool's is. Compared with no prefetch and with an oracle that knows every time and loads just in time. The figures say
-how the policy behaves under this model, and nothing about any machine. Deterministic for a seed.
+those of the real ``Policy`` (its ``will_resume``), told a resume time that is wrong by a random factor, as a person's
+or a tool's is. Compared with no prefetch and with an oracle that knows every time and loads just in time. The figures
+say how the policy behaves under this model, and nothing about any machine. Deterministic for a seed.
 """
 
 from __future__ import annotations
