@@ -13,6 +13,7 @@ import importlib
 import logging
 from typing import Any
 
+from semkv.bus.settings import SettingsError
 from semkv.engine_hooks import settings
 
 _log = logging.getLogger("semkv.engine_hooks")
@@ -99,6 +100,8 @@ def attach(connector: Any, config: Any, role: Any) -> Any:
         if side is not None:
             connector.__class__ = hooked_class(type(connector))
             connector._semkv_side = side
+    except (settings.SettingError, SettingsError) as error:
+        _log.error("semkv: not hooked: %s", error)
     except Exception:
         _log.exception("semkv: could not hook %s; it runs as vLLM built it", type(connector).__name__)
     return connector

@@ -74,7 +74,6 @@ class EventLoop:
         self._link = Link()
         self._tracer = NullTracer()
         self._unsent: list[FinishedNote] = []
-        self._beaten: dict[str, int] = {}
         self._next_beat = 0.0
         self._waiting_since: float | None = None
 
