@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from semkv.cli.commands import demo, engines, evict, locate, prefetch, trace, watch
+from semkv.cli.commands import demo, engine, engines, evict, gateway, locate, prefetch, trace, watch
 
 app = typer.Typer(
     help="Steer the KV cache of LLM engines from an agent's memory.",
@@ -23,6 +23,8 @@ for command in (
     evict.evict,
     locate.locate,
     trace.trace,
+    engine.engine,
+    gateway.gateway,
 ):
     # A hash may begin with a minus sign; what is no hash either is refused as one.
     takes_hashes = command in {prefetch.prefetch, evict.evict, locate.locate}

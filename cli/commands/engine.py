@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semkv engine`: the development engine, in the foreground."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semkv.cli.output import BAD_INPUT, UNREACHABLE, errors, fail, print_json
+
+
+def engine(
+    host: Annotated[str, typer.Option(help="Where to listen. Anything but loopback is open to that network.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="The API's port.", min=1, max=65535)] = 8000,
+    folder: Annotated[Path, typer.Option(help="Model, SSD tier and log; made if absent.")] = Path("semkv-engine"),
+    model: Annotated[
+        Path | None, typer.Option(help="A model's folder; without it a tiny one with random weights is made.")
+    ] = None,
+    chunk_size: Annotated[int, typer.Option(help="Tokens of a chunk.", min=32)] = 64,
+    ddr_gib: Annotated[float, typer.Option(help="The DDR tier's size.", min=0.01)] = 0.1,
+    disk_gib: Annotated[float, typer.Option(help="The SSD tier's size.", min=0.01)] = 1.0,
+    name: Annotated[str, typer.Option(help="The instance's name on the bus.", envvar="SEMKV_INSTANCE")] = "engine",
+    nats_url: Annotated[
+        str | None, typer.Option(help="The NATS server; without it semkv's hooks stay out.", envvar="SEMKV_NATS_URL")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
+) -> None:
+    """Serve a real vLLM with LMCache on this machine's CPU until Ctrl-C. Ends with 3 if it does not start, or dies.
+
+    Example: SEMKV_NATS_URL=nats://127.0.0.1:4222 semkv engine --folder /tmp/engine
+    """
+    from semkv.cli.devengine import requirements
+    from semkv.cli.devengine.lmcache_config import LMCacheConfig
+    from semkv.cli.devengine.model import ModelShape, make_model
+    from semkv.cli.devengine.server import EngineStartError, ServerOptions, VLLMServer
+
+    if lacking := requirements.missing():
+        fail("; ".join(lacking), BAD_INPUT)
+    folder = folder.resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        chosen = model or _model(folder / "model", lambda path: make_model(path, ModelShape()))
+    except OSError as error:
+        fail(f"--folder: {folder}: {error.strerror or error}", BAD_INPUT)
+    options = ServerOptions(
+        model=chosen,
+        folder=folder,
+        lmcache=LMCacheConfig(disk=folder / "ssd", chunk_size=chunk_size, ddr_gib=ddr_gib, disk_gib=disk_gib),
+        nats_url=nats_url,
+        name=name,
+        port=port,
+        arguments=("--host", host),
+        environment={key: value for key, value in os.environ.items() if key.startswith("SEMKV_")}
+        | ({"SEMKV_NATS_URL": nats_url} if nats_url else {}),
+    )
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    server = VLLMServer(options)
+
+    def going_on(_: float, line: str) -> None:
+        if ended.is_set():
+            raise EngineStartError("the start was given up")
+
+    try:
+        errors.print(f"starting vLLM; its log is {server.log_path}", markup=False, highlight=False, soft_wrap=True)
+        server.start(progress=going_on)
+        if as_json:
+            print_json({"url": server.url, "pid": server.pid, "instance": name})
+        else:
+            errors.print(f"serving {server.url}; Ctrl-C ends", markup=False, highlight=False, soft_wrap=True)
+        while not ended.wait(0.5):
+            if not _alive(server.pid):
+                fail(f"vllm serve ended; see {server.log_path}", UNREACHABLE)
+    except EngineStartError as error:
+        if not ended.is_set():
+            fail(str(error), UNREACHABLE)
+    finally:
+        server.stop()
+
+
+def _model(path: Path, make: object) -> Path:
+    """The model's folder, made where a finished one is not there yet."""
+    if not (path / "config.json").exists():
+        assert callable(make)
+        make(path)
+    return path
+
+
+def _alive(pid: int | None) -> bool:
+    try:
+        return (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() or ["Z"])[0] != "Z"
+    except OSError:
+        return False
