@@ -22,7 +22,7 @@ from semkv.consumers.memory.actor import Actor
 from semkv.consumers.memory.chains import Chain
 from semkv.consumers.memory.embeddings import Embedding
 from semkv.consumers.memory.intake import Intake
-from semkv.consumers.memory.policy import Budget, Budgets, Moment, Policy, Situation
+from semkv.consumers.memory.policy import Action, Budget, Budgets, Moment, Policy, Situation, nothing
 from semkv.consumers.memory.ports import KV
 from semkv.consumers.memory.search import Finder, Found
 from semkv.consumers.memory.spans import DecisionSpans
@@ -54,9 +54,11 @@ class MemoryMap:
 
     def __init__(self, kv: KV, *, store: Store | None = None, agent: str = "agent", embedding: Embedding | None = None,
                  policy: Policy | None = None, budget: Budget | None = None, budgets: dict[str, Budget] | None = None,
-                 spans: DecisionSpans | None = None) -> None:  # fmt: skip
+                 spans: DecisionSpans | None = None, enabled: bool = True) -> None:  # fmt: skip
+        """``enabled`` false: the map goes on remembering, and decides to do nothing."""
         self.store = store or Store()
         self.agent = agent
+        self.enabled = enabled
         self.policy = policy or Policy()
         self._kv = kv
         self._spans = spans or DecisionSpans(getattr(kv, "tracer", None))
@@ -185,7 +187,7 @@ class MemoryMap:
             details = {"query": query, "why": found.why, "embedding": found.embedding,
                        "candidates": [f"{c.session}/{c.topic} {c.score}" for c in found.candidates[:3]]}  # fmt: skip
             actions = [replace(action, details={**action.details, **details}) for action in actions]
-            decisions = await self._actor.perform(agent, where, Moment.CONTINUED, moment_id, actions)
+            decisions = await self._perform(agent, where, Moment.CONTINUED, moment_id, actions)
         return Continuation(found, chain, tuple(decisions))
 
     # -- the agent's moments -------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class MemoryMap:
     async def turn_started(self, session: str, *, agent: str = "", moment_id: str = "") -> list[Decision]:
         """A prompt of this session is about to be sent."""
         row = self._session(session, agent)
-        return await self._actor.perform(
+        return await self._perform(
             row.agent, session, Moment.TURN_STARTED, moment_id, self.policy.turn_started(self._situation(session))
         )
 
@@ -206,7 +208,7 @@ class MemoryMap:
             usual = self.store.sessions.tool_ms(row.agent, tool)
             expected_ms = None if usual is None else round(usual)
         actions = self.policy.tool_call_started(self._situation(session, in_ms=expected_ms))
-        return await self._actor.perform(row.agent, session, Moment.TOOL_CALL_STARTED, moment_id, actions)
+        return await self._perform(row.agent, session, Moment.TOOL_CALL_STARTED, moment_id, actions)
 
     async def tool_call_ended(self, session: str, *, agent: str = "", moment_id: str = "") -> list[Decision]:
         """The tool is done, the next request is near."""
@@ -215,7 +217,7 @@ class MemoryMap:
         if pause is not None:
             self.store.sessions.learn_tool(row.agent, pause[0], (time.monotonic() - pause[1]) * 1000)
         actions = self.policy.tool_call_ended(self._situation(session))
-        return await self._actor.perform(row.agent, session, Moment.TOOL_CALL_ENDED, moment_id, actions)
+        return await self._perform(row.agent, session, Moment.TOOL_CALL_ENDED, moment_id, actions)
 
     async def will_resume(self, session: str, *, in_ms: int, topic: str | None = None, agent: str = "",
                           moment_id: str = "") -> list[Decision]:  # fmt: skip
@@ -224,9 +226,7 @@ class MemoryMap:
             raise ValueError(f"in_ms: {in_ms} is in the past; give the milliseconds until the session resumes")
         row = self._session(session, agent)
         now = self._situation(session, chain=self.chain(session, topic), in_ms=in_ms)
-        return await self._actor.perform(
-            row.agent, session, Moment.WILL_RESUME, moment_id, self.policy.will_resume(now)
-        )
+        return await self._perform(row.agent, session, Moment.WILL_RESUME, moment_id, self.policy.will_resume(now))
 
     async def compacted(self, session: str, chunk_hashes: Sequence[str] | Sequence[int] | None = None, *,
                         agent: str = "", moment_id: str = "") -> list[Decision]:  # fmt: skip
@@ -239,7 +239,7 @@ class MemoryMap:
         if not chunk_hashes:
             self.store.sessions.touch(session, pending="compacted")
             actions = self.policy.compacted(Situation(session))
-            return await self._actor.perform(row.agent, session, Moment.COMPACTED, moment_id, actions)
+            return await self._perform(row.agent, session, Moment.COMPACTED, moment_id, actions)
         parsed = tuple(h if isinstance(h, int) else codec.parse(h, i) for i, h in enumerate(chunk_hashes))
         old = self.store.chains.current(session)
         chain = Chain(session, parsed, topic=row.topic or _MAIN_TOPIC, finished_at=time.time_ns(),
@@ -257,7 +257,7 @@ class MemoryMap:
         keep = [c for name in others if (c := self.store.chains.for_topic(session, name))]
         keep += [leaf for leaf in self.store.chains.leaves(session) if leaf.topic != topic]
         actions = self.policy.topic_closed(Situation(session, old=old, keep=tuple(keep) + self._sharing(session, old)))
-        decisions = await self._actor.perform(row.agent, session, Moment.TOPIC_CLOSED, moment_id, actions)
+        decisions = await self._perform(row.agent, session, Moment.TOPIC_CLOSED, moment_id, actions)
         for chain in old:
             self.store.chains.drop(chain)
         return decisions
@@ -272,7 +272,7 @@ class MemoryMap:
             session, old=old, keep=self._sharing(session, old), retained=self.store.decisions.retained(session)
         )
         actions = self.policy.session_ended(now, forget=forget)
-        decisions = await self._actor.perform(row.agent, session, Moment.SESSION_ENDED, moment_id, actions)
+        decisions = await self._perform(row.agent, session, Moment.SESSION_ENDED, moment_id, actions)
         self.store.sessions.touch(session, ended=True)
         if forget:
             self.store.sessions.forget(session)
@@ -288,6 +288,13 @@ class MemoryMap:
         """Waits until every command given so far has its outcome in its decision."""
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._actor.settled()
+
+    async def _perform(
+        self, agent: str, session: str, moment: str, moment_id: str, actions: Sequence[Action]
+    ) -> list[Decision]:
+        if not self.enabled:
+            actions = nothing("the map's commands are switched off")
+        return await self._actor.perform(agent, session, moment, moment_id, actions)
 
     def _session(self, session: str, agent: str) -> Session:
         if not session or len(session) > 256:
@@ -311,9 +318,7 @@ class MemoryMap:
         keep = [leaf for leaf in self.store.chains.leaves(session) if old is None or leaf.hashes != old.hashes]
         now = Situation(session, chain=new, old=gone, keep=(*keep, *self._sharing(session, gone)))
         row = self._session(session, "")
-        decisions = await self._actor.perform(
-            row.agent, session, Moment.COMPACTED, moment_id, self.policy.compacted(now)
-        )
+        decisions = await self._perform(row.agent, session, Moment.COMPACTED, moment_id, self.policy.compacted(now))
         if old is not None and old.hashes != new.hashes:
             self.store.chains.drop(old)
         return decisions

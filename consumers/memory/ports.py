@@ -8,7 +8,7 @@ that as the decision's outcome and never lets it reach the agent's turn.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 __all__ = ["KV", "FinishedEvent", "Handle"]
@@ -56,11 +56,47 @@ class Handle(Protocol):
 class KV(Protocol):
     """The four commands and the event stream, as the bus's client has them."""
 
-    async def prefetch(self, chunk_hashes: Sequence[int], **options: Any) -> Handle: ...
-    async def evict(self, chunk_hashes: Sequence[int], **options: Any) -> Handle: ...
-    async def retain(self, session: str, chunk_hashes: Sequence[int], **options: Any) -> Handle: ...
-    async def release(self, session: str, **options: Any) -> Handle: ...
-    def finished(self, **options: Any) -> AsyncIterator[FinishedEvent]: ...
+    async def prefetch(
+        self,
+        chunk_hashes: Sequence[int],
+        *,
+        session: str | None = None,
+        expires_in_ms: int | None = None,
+        budget_bytes: int | None = None,
+        domain: str | None = None,
+        command_id: str | None = None,
+        traceparent: str | None = None,
+    ) -> Handle: ...
 
+    async def evict(
+        self,
+        chunk_hashes: Sequence[int],
+        *,
+        session: str | None = None,
+        tiers: Iterable[str] | None = None,
+        domain: str | None = None,
+        command_id: str | None = None,
+        traceparent: str | None = None,
+    ) -> Handle: ...
 
-Headers = Mapping[str, str]
+    async def retain(
+        self,
+        session: str,
+        chunk_hashes: Sequence[int],
+        *,
+        ttl_s: int = 600,
+        domain: str | None = None,
+        command_id: str | None = None,
+        traceparent: str | None = None,
+    ) -> Handle: ...
+
+    async def release(
+        self,
+        session: str,
+        *,
+        domain: str | None = None,
+        command_id: str | None = None,
+        traceparent: str | None = None,
+    ) -> Handle: ...
+
+    def finished(self, *, after: int | None = None) -> AsyncIterator[FinishedEvent]: ...

@@ -281,3 +281,12 @@ async def test_nonsense_is_refused_by_name() -> None:
         await memory.turn_started("")
     with pytest.raises(ValueError, match="in_ms: -5"):
         await memory.will_resume("s", in_ms=-5)
+
+
+async def test_switched_off_it_remembers_and_asks_for_nothing() -> None:
+    kv = RecordingKV()
+    memory = a_map(kv, enabled=False)
+    memory.take(finished("s", (1, 2, 3), 1))
+    decisions = [*await memory.turn_started("s"), *await memory.session_ended("s", forget=True)]
+    await memory.settled()
+    assert kv.ops() == [] and {d.reason for d in decisions} == {"the map's commands are switched off"}
