@@ -66,9 +66,7 @@ async def _measure() -> dict[str, float]:
             followed = EVENTS_SENT / (time.perf_counter() - start)
             await stream.close()
         await nc.close()
-    print(
-        f"published and stored {ours:8.0f} events/s, {ours / bare:.2f} of bare publishes of the same bytes ({bare:.0f}/s)"
-    )
+    print(f"published and stored {ours:8.0f} events/s, {ours / bare:.2f} of bare publishes ({bare:.0f}/s)")
     print(f"followed by a client {followed:8.0f} events/s")
     return {"published_per_s": ours, "of_bare_publishes": ours / bare, "followed_per_s": followed}
 

@@ -16,6 +16,10 @@ class ServerTooOldError(BusError):
     """The server lacks what semkv needs (2.11 or newer)."""
 
 
+class NoJetStreamError(BusError):
+    """The server runs without JetStream."""
+
+
 class AuthError(BusError):
     """The server refused our credentials, or TLS failed."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from semkv.bus import codec, subjects
 from semkv.bus.client.gaps import Gap, GapDetector
 from semkv.bus.clock import BrokerClock
+from semkv.bus.errors import BusUnavailableError
 from semkv.bus.messages import Finished, Heartbeat
 from semkv.bus.reader import OrderedReader, StreamMessage
 from semkv.bus.streams import EVENTS
@@ -85,7 +86,10 @@ class FinishedStream:
             f"{subjects.PREFIX}.{tenant}.{self._domain or '*'}.evt.{where}.{t}" for t in ("finished", "heartbeat")
         ]
         while not self._kv.closed:
-            session = await self._kv.session()
+            try:
+                session = await self._kv.session()
+            except BusUnavailableError:
+                continue  # the stream waits as long as the client lives
             reader = OrderedReader(
                 session.nc,
                 session.link,

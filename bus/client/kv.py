@@ -27,7 +27,7 @@ from semkv.bus.client.session import Session
 from semkv.bus.domain import HashDomain
 from semkv.bus.errors import BusError, BusUnavailableError
 from semkv.bus.messages import Accepted, Cancel, Command, EngineInfo, Evict, Locate, Prefetch, Release, Result, Retain
-from semkv.bus.settings import BusSettings
+from semkv.bus.settings import BusSettings, SettingsError
 from semkv.bus.status import Order, Tier
 from semkv.bus.streams import REGISTRY_TTL_S
 from semkv.bus.tasks import cancel_and_wait
@@ -71,6 +71,7 @@ class KV:
         self._timeout = timeout
         self._session: Session | None = None
         self._opening = asyncio.Lock()
+        self._trouble = ""
         self._handles: dict[str, CommandHandle] = {}
         self._retained: dict[str, list[_Retained]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -84,33 +85,47 @@ class KV:
         return self._settings.tenant
 
     async def session(self) -> Session:
-        """The present connection; a new one if nats-py has given the last one up. For readers that share it."""
+        """The present connection. For readers that share it; BusUnavailableError if there is none for a while."""
         async with self._opening:
             if self.closed:
                 raise BusError("this client is closed")
-            while self._session is None or self._session.link.closed.is_set():
-                again = self._session is not None
-                session = Session(self._settings, self.client, self._take)
-                try:
-                    await session.open(self._timeout)
-                except BusUnavailableError:
-                    if not again:
-                        raise
-                    await asyncio.sleep(_REOPEN_WAIT_S)
-                    continue
-                session.link.on_reconnect.append(self._fetch_pending)
-                session.registry.on_epoch.append(self._repeat_retains)
-                self._session = session
-                self._later(self._reopen_when_given_up(session))
-                if again:
-                    self._later(self._fetch_pending())
-            return self._session
+            if self._session is None:
+                self._session = await self._open()
+                self._later(self._keep_open())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PUBLISH_TIMEOUT_S
+        while self._session.link.closed.is_set():
+            if self.closed:
+                raise BusError("this client is closed")
+            if loop.time() > deadline:
+                raise BusUnavailableError(
+                    f"NATS ended the connection and no other could be opened so far: {self._trouble}"
+                )
+            await asyncio.sleep(0.02)
+        return self._session
 
-    async def _reopen_when_given_up(self, session: Session) -> None:
-        await session.link.closed.wait()
-        if not self.closed:
-            log.warning("NATS ended the connection (%s): opening another", session.link.last_error or "no reason given")
-            await self.session()
+    async def _open(self) -> Session:
+        session = Session(self._settings, self.client, self._take)
+        await session.open(self._timeout)
+        session.link.on_reconnect.append(self._fetch_pending)
+        session.registry.on_epoch.append(self._repeat_retains)
+        return session
+
+    async def _keep_open(self) -> None:
+        """nats-py reconnects by itself, but gives up for good where the server refuses it; this never does."""
+        while not self.closed:
+            assert self._session is not None
+            await self._session.link.closed.wait()
+            self._trouble = self._session.link.last_error or "no reason given"
+            log.warning("NATS ended the connection (%s): opening another", self._trouble)
+            while not self.closed:
+                try:
+                    self._session = await self._open()
+                    break
+                except (BusError, SettingsError) as error:
+                    self._trouble = str(error)
+                    await asyncio.sleep(_REOPEN_WAIT_S)
+            self._later(self._fetch_pending())
 
     async def close(self) -> None:
         """Ends the client. Commands that were published still run."""

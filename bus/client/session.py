@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 
 from semkv.bus import codec, subjects
 from semkv.bus.connection import Link, check_size, connect_nats
-from semkv.bus.errors import BusError, BusUnavailableError, NoEngineError
+from semkv.bus.errors import BusError, BusUnavailableError, NoEngineError, NoJetStreamError
 from semkv.bus.messages import Accepted, Command, Result
 from semkv.bus.registry import EngineRegistry
 from semkv.bus.settings import BusSettings
@@ -30,6 +30,7 @@ from semkv.bus.streams import AGENT, RESULTS, ensure_streams, last_messages
 log = logging.getLogger(__name__)
 
 _ACK_S = 2.0
+_SERVICE_UNAVAILABLE = 503
 _FILTERS_AT_ONCE = 100
 
 Take = Callable[[Accepted | Result], None]
@@ -52,6 +53,7 @@ class Session:
         """Connects, makes the streams of this side where absent, and starts listening."""
         self.nc = await connect_nats(self._settings, name=self._client, link=self.link, timeout=timeout)
         try:
+            await self._require_jetstream()
             await self.ensure()
             tenant, client = subjects.token(self._settings.tenant), subjects.token(self._client)
             await self.nc.subscribe(f"{subjects.PREFIX}.{tenant}.*.res.{client}.>", cb=self._on_answer)
@@ -62,6 +64,21 @@ class Session:
             await self.nc.close()
             raise
         self.link.on_reconnect.append(self.ensure)
+
+    async def _require_jetstream(self) -> None:
+        subject = f"$JS.API.STREAM.INFO.{RESULTS}"
+        try:
+            reply: Msg = await self.link.guard(subject, self.nc.request(subject, b"", timeout=_ACK_S))
+            missing = json.loads(reply.data).get("error", {}).get("code") == _SERVICE_UNAVAILABLE
+        except nats.errors.NoRespondersError:
+            missing = True
+        except (nats.errors.Error, asyncio.TimeoutError, BusError, ValueError):
+            missing = False  # not asked, or not told: what needs it will say so
+        if missing:
+            raise NoJetStreamError(
+                f"the server at {self._settings.shown_url} runs without JetStream: start it with -js, or add "
+                "`jetstream {}` to its configuration"
+            )
 
     async def ensure(self) -> None:
         """Makes this side's streams where absent and where allowed."""

@@ -16,7 +16,7 @@ from semkv.bus import codec, connect, connect_blocking
 from semkv.bus.client.gaps import Gap, GapDetector
 from semkv.bus.connection import Link, connect_nats
 from semkv.bus.embedded import EmbeddedServer
-from semkv.bus.errors import AuthError, MessageTooLargeError, PermissionDeniedError, ServerTooOldError
+from semkv.bus.errors import AuthError, MessageTooLargeError, NoJetStreamError, PermissionDeniedError, ServerTooOldError
 from semkv.bus.messages import Finished, Heartbeat
 from semkv.bus.reader import OrderedReader
 from semkv.bus.settings import BusSettings, SettingsError
@@ -191,6 +191,11 @@ async def test_an_old_server_is_refused_at_connect() -> None:
     with pytest.raises(ServerTooOldError, match=r"2\.9\.10.*2\.11"):
         await connect(f"nats://127.0.0.1:{port}")
     server.close()
+
+
+async def test_a_server_without_jetstream_is_said_so(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, jetstream=False) as server, pytest.raises(NoJetStreamError, match="-js"):
+        await connect(server.url)
 
 
 AUTH = """

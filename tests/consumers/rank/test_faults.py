@@ -17,17 +17,21 @@ from typing import Any
 import nats
 import pytest
 
-from semkv.bus import KV, connect
+from semkv.bus import KV, codec, connect
 from semkv.bus.client.handle import UNANSWERED
 from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.errors import BusUnavailableError
-from semkv.bus.status import State
+from semkv.bus.messages import Finished
+from semkv.bus.settings import BusSettings
+from semkv.bus.status import Role, State
 from semkv.bus.streams import COMMANDS
+from semkv.consumers.rank import RankIdentity, RankWorker
 from tests.bus.fault_proxy import FaultProxy
 from tests.consumers.rank.conftest import MakeRank, until_live
 from tests.consumers.rank.stand_in import StandInStorage
-from tests.contracts.samples import DOMAIN
+from tests.contracts.samples import DOMAIN, SAMPLES
 
+SAMPLES_EVENT = next(m for m in SAMPLES if isinstance(m, Finished))
 OUTAGES_S = [0.0, 5.0, *([60.0] if os.environ.get("SEMKV_LONG_TESTS") else [])]
 
 
@@ -169,7 +173,7 @@ from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.consumers.rank import RankIdentity, RankWorker
 from tests.consumers.rank.stand_in import StandInStorage
-from tests.contracts.samples import DOMAIN
+from tests.contracts.samples import DOMAIN, SAMPLES
 ops = StandInStorage(disk=range(10))
 if sys.argv[2] == "hang":
     ops.gate.clear()
@@ -321,3 +325,42 @@ async def test_a_small_server_limit_never_ends_a_connection(tmp_path: Path, make
             assert (await big.result(30)).counts() == {"already_there": 300, "loaded": 700}
             assert len(big.command_ids) > 1
         worker.stop(5)
+
+
+def reload(server: EmbeddedServer, old: str, new: str) -> None:
+    """Changes the running server's configuration, as an operator does."""
+    file = server.store_dir / "nats-server.conf"
+    file.write_text(file.read_text().replace(old, new))
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGHUP)
+
+
+async def test_credentials_taken_away_and_given_back(tmp_path: Path) -> None:
+    """nats-py gives a refused connection up for good; rank, client and event stream open another."""
+    config = 'authorization { users: [ { user: a, password: "first" } ] }'
+    password = tmp_path / "password"
+    password.write_text("first")
+    with EmbeddedServer(tmp_path / "s", config=config) as server:
+        settings = BusSettings(url=server.url, user="a", password_file=password)
+        ops = StandInStorage(disk=range(10))
+        worker = RankWorker(settings, RankIdentity("e", 0, 1, Role.STORAGE, DOMAIN), ops)
+        worker.start()
+        assert worker.wait_ready(30)
+        async with connect(settings=settings) as kv:
+            stream = kv.finished()
+            event = SAMPLES_EVENT.model_copy(update={"tenant": "default"})
+            asking = asyncio.create_task(anext(stream))
+            assert (await (await kv.prefetch([1])).result(30)).ok
+            given_up = (await kv.session()).link.closed
+            reload(server, "first", "second")
+            await given_up.wait()
+            reload(server, "second", "first")
+            assert (await (await kv.prefetch([2])).result(60)).ok
+            nc = await nats.connect(server.url, user="a", password="first")
+            payload, headers = codec.encode(event)
+            await nc.jetstream().publish(codec.subject_of(event), payload, headers=headers)
+            assert (await asking).request_id == event.request_id
+            await nc.close()
+            await stream.close()
+        await asyncio.to_thread(worker.stop, 5)
+    assert ops.calls == [("prefetch", (1,)), ("prefetch", (2,))]
