@@ -305,7 +305,7 @@ def test_sequence_has_no_gaps(rig: Rig) -> None:
     assert beats[-1].last_seq <= max(numbers)
 
 
-@pytest.mark.parametrize("seconds", [5])
+@pytest.mark.parametrize("seconds", [5, 60])
 def test_nats_away(rig: Rig, seconds: int) -> None:
     """Requests go on while NATS is stopped, and every event comes afterwards."""
     rig.nats.stop()

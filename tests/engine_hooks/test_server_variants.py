@@ -234,3 +234,20 @@ def test_the_named_connector_without_plugins_and_the_sync_lookup_client(folder: 
         server.stop()
         seen.finished(last["id"])
         assert threading.active_count() < 50
+
+
+def test_data_parallel_engines_publish_each_request_once(folder: Path) -> None:
+    with (
+        EmbeddedServer(folder / "nats") as nats,
+        Capture(nats.url) as seen,
+        serving(folder, nats.url, {}, arguments=["--data-parallel-size", "2"], max_model_len=1024) as server,
+    ):
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda n: complete(server, f"parallel {n} " + TEXT * 12), range(8)))
+        events = [event for answer in answers for event in seen.finished(answer["id"])]
+        time.sleep(1.0)
+        assert len(seen.events()) == len(answers), "exactly one event for each request"
+        assert {event.instance for event in events} == {"engine_dp0", "engine_dp1"}
+        assert all(event.hashes_status == "known" for event in events), {event.reason for event in events}
+        for answer, event in zip(answers, events, strict=True):
+            assert answer["kv_transfer_params"]["chunk_hashes"] == [f"{value:x}" for value in event.chunk_hashes]
