@@ -63,6 +63,8 @@ async def main(question: str, *, choice: Any = "auto", store: str = ":memory:") 
                 print(message.content)
                 break
             for call in message.tool_calls:
+                if call.type != "function":
+                    continue
                 print(f"tool: {call.function.name}({call.function.arguments})")
                 decisions = await memory.tool_call_started(SESSION, call.function.name, moment_id=call.id)
                 result = await read_notes(**json.loads(call.function.arguments))
