@@ -58,6 +58,8 @@ class Stores(enum.Enum):
     plain = 1
     streaming = 2
 
+def block_ids(slots: Any, start: int, end: int, block_size: int) -> list[int]: ...
+
 class BlockCopier:
     def __init__(self, planes: Sequence[tuple[int, int, int, int]]) -> None: ...
     @property

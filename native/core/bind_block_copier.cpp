@@ -68,6 +68,13 @@ void bind_block_copier(nb::module_& m) {
            "Copies the whole blocks of slots[start:end], less the first `skip`; slots are checked one per block.")
       .def("copy_ids", &copy_ids, "direction"_a, "ids"_a, "object"_a, "object_size"_a, "skip"_a = 0, "threads"_a = 1,
            "stores"_a = Stores::automatic, "Copies blocks ids[skip:]; the object holds all of ids.");
+  m.def(
+      "block_ids",
+      [](const Ids& slots, std::int64_t start, std::int64_t end, std::int64_t block_size) {
+        return block_ids(view(slots), start, end, block_size);
+      },
+      "slots"_a, "start"_a, "end"_a, "block_size"_a,
+      "The blocks of slots[start:end]; each block's first slot must stand on a block boundary.");
 }
 
 }  // namespace semkv

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lint rule that keeps layouts in one place: what code outside kv_format may not do with KV caches and formats.
 
-`python -m semkv.native.kv_format.idioms FOLDER ...` prints one line for each finding and exits 1 if there are any. Uses the
-standard library alone, so that it runs anywhere.
+`python -m semkv.native.kv_format.idioms FOLDER ...` prints a line for each finding and exits 1 if there are any. Uses
+the standard library alone, so that it runs anywhere.
 
 KV1 asks a KV cache for its shape, strides, rank or size (ask semkv.native.layout).
 KV2 takes a KV cache apart by index (`kv_caches[0]`, `kv_caches[layer][1]`): what is there depends on the format.

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_npu.py runs under torch_npu: `sys.argv[1]` names one of the functions below. Prints PASSED at the end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch_npu  # noqa: F401 - the real package, on the emulated runtime
+
+from semkv.native.layout import EngineKVFormat
+from semkv.native.transfer.accelerator import AcceleratorTransfer, Chunk, can_gather
+from semkv.native.transfer.cpu import BlockTransfer
+
+F = EngineKVFormat
+DEVICE = torch.device("npu:0")
+FORMATS = {
+    F.NL_X_TWO_X_NB_BS_NH_HS: lambda: [[noise(8, 4, 2, 16), noise(8, 4, 2, 16)] for _ in range(3)],
+    F.NL_X_NP_X_NB_BS_ONE_HS: lambda: [[noise(8, 4, 1, 512), noise(8, 4, 1, 64)] for _ in range(3)],
+    F.NL_X_TWO_X_NB_NZ_BS_C0: lambda: [[noise(8, 8, 4, 16), noise(8, 8, 4, 16)] for _ in range(3)],
+    F.NL_X_NB_BS_NH_CS: lambda: [noise(8, 4, 2, 32) for _ in range(3)],
+}
+
+
+def noise(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randint(-1000, 1000, shape, dtype=torch.int16).view(dtype)
+
+
+def moved(cache: Any, device: torch.device) -> Any:
+    if isinstance(cache, torch.Tensor):
+        return cache.to(device)
+    return [moved(entry, device) for entry in cache]
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.view(torch.uint8).cpu(), right.view(torch.uint8).cpu())
+
+
+def every_format(pinned: bool) -> None:
+    for fmt, build in FORMATS.items():
+        host = build()
+        device = moved(host, DEVICE)
+        reference = BlockTransfer(host, fmt)
+        transfer = AcceleratorTransfer(device, fmt)
+        assert transfer.strategy == "copies", "the emulation has no kernels to gather with"
+        chunks, expected = [], []
+        for ids in ([5, 1, 2, 3], [7], [0, 6], [4, 3]):
+            obj = torch.zeros(transfer.object_bytes(len(ids)), dtype=torch.uint8)
+            chunks.append(Chunk(ids, obj.pin_memory() if pinned else obj))
+            wanted = torch.zeros_like(obj)
+            reference.gather(ids, wanted)
+            expected.append(wanted)
+        transfer.store(chunks)
+        for chunk, wanted in zip(chunks, expected, strict=True):
+            assert torch.equal(chunk.obj, wanted), fmt.name
+
+        # Into empty pages, the first block of a chunk left alone.
+        empty_host = [[torch.zeros_like(p) for p in e] if isinstance(e, list) else torch.zeros_like(e) for e in host]
+        empty = moved(empty_host, DEVICE)
+        AcceleratorTransfer(empty, fmt).load(
+            [Chunk(c.ids, c.obj, skip=1 if i == 0 else 0) for i, c in enumerate(chunks)]
+        )
+        target = BlockTransfer(empty_host, fmt)
+        for index, chunk in enumerate(chunks):
+            target.scatter(chunk.ids, chunk.obj, skip_blocks=1 if index == 0 else 0)
+        for got, wanted in zip(empty, empty_host, strict=True):
+            pairs = zip(got, wanted, strict=True) if isinstance(got, list) else [(got, wanted)]
+            assert all(same(a, b) for a, b in pairs), fmt.name
+
+
+def pinned() -> None:
+    every_format(True)
+
+
+def pageable() -> None:
+    every_format(False)
+
+
+def ordering() -> None:
+    """Copies are slow here. A store sees what the engine wrote before it; the engine sees what a load wrote."""
+    layer = torch.zeros(4, 64, 1, 512, dtype=torch.float16).to(DEVICE)
+    new = noise(4, 64, 1, 512).pin_memory()
+    transfer = AcceleratorTransfer([layer], F.NL_X_NB_BS_NH_HS)
+    obj = torch.zeros(transfer.object_bytes(4), dtype=torch.uint8).pin_memory()
+    layer.copy_(new, non_blocking=True)  # the engine writes KV, and has not ended
+    transfer.store([Chunk([0, 1, 2, 3], obj)])
+    assert torch.equal(obj, new.view(torch.uint8).reshape(-1))
+
+    other = torch.zeros(4, 64, 1, 512, dtype=torch.float16).to(DEVICE)
+    loader = AcceleratorTransfer([other], F.NL_X_NB_BS_NH_HS)
+    loader.load([Chunk([3, 2, 1, 0], obj)])
+    read = torch.empty(other.shape, dtype=other.dtype).pin_memory()
+    read.copy_(other, non_blocking=True)  # the engine reads at once, on its own stream
+    obj.zero_()  # and the object is let go
+    torch.npu.current_stream().synchronize()
+    assert same(read, new.flip(0))
+
+
+def overlap() -> None:
+    """A store and a load at once: the trace is read by the test."""
+    import threading
+
+    layers = [torch.zeros(8, 64, 1, 512, dtype=torch.float16).to(DEVICE) for _ in range(4)]
+    transfer = AcceleratorTransfer(layers, F.NL_X_NB_BS_NH_HS)
+    other = AcceleratorTransfer(layers, F.NL_X_NB_BS_NH_HS)
+    objects = [torch.zeros(transfer.object_bytes(4), dtype=torch.uint8).pin_memory() for _ in range(2)]
+    threads = [
+        threading.Thread(target=transfer.store, args=([Chunk([0, 2, 4, 6], objects[0])],)),
+        threading.Thread(target=other.load, args=([Chunk([1, 3, 5, 7], objects[1])],)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def kernels() -> None:
+    assert not can_gather(DEVICE)
+
+
+def refused() -> None:
+    transfer = AcceleratorTransfer([torch.zeros(4, 2, 1, 8, device="cpu").to(DEVICE)], F.NL_X_NB_BS_NH_HS)
+    obj = torch.zeros(transfer.object_bytes(2), dtype=torch.uint8)
+    for chunk, error in (
+        (Chunk([0, 4], obj), IndexError),
+        (Chunk([0, -1], obj), IndexError),
+        (Chunk([0], obj, skip=2), IndexError),
+        (Chunk([0, 1, 2], obj), ValueError),
+    ):
+        for move in (transfer.store, transfer.load):
+            try:
+                move([chunk])
+            except error:
+                continue
+            raise AssertionError(f"{chunk.ids} was not refused")
+
+
+torch.manual_seed(3)
+globals()[sys.argv[1]]()
+print("PASSED", flush=True)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers through the real torch_npu, on an emulated ACL runtime: bytes, order and overlap, not speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.native.acl_emulator import UnavailableError, build, run_program, torch_npu_folder
+
+PROGRAM = Path(__file__).with_name("npu_program.py")
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        torch_npu_folder()
+        return build(tmp_path_factory.mktemp("acl"))
+    except UnavailableError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("what", ["pinned", "pageable", "kernels", "refused"])
+def test_on_the_emulated_device(what: str, libraries: Path) -> None:
+    done = run_program(PROGRAM, libraries, [what])
+    assert "PASSED" in done.stdout, done.stdout + done.stderr
+
+
+def test_order_holds_when_copies_are_slow(libraries: Path) -> None:
+    done = run_program(PROGRAM, libraries, ["ordering"], EMULATED_ACL_GB_S="0.01")
+    assert "PASSED" in done.stdout, done.stdout + done.stderr
+
+
+def test_loads_and_stores_overlap(libraries: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    done = run_program(PROGRAM, libraries, ["overlap"], EMULATED_ACL_GB_S="0.01", EMULATED_ACL_TRACE=str(trace))
+    assert "PASSED" in done.stdout, done.stdout + done.stderr
+    copies = [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
+    loads = [(int(start), int(end)) for _, kind, _, start, end in copies if kind == "1"]
+    stores = [(int(start), int(end)) for _, kind, _, start, end in copies if kind == "2"]
+    assert len(loads) >= 16
+    assert len(stores) >= 16
+    streams = {kind: {stream for stream, k, *_ in copies if k == kind} for kind in ("1", "2")}
+    assert streams["2"] and streams["1"] - streams["2"]  # each direction has a stream of its own
+    assert any(a < d and c < b for a, b in loads for c, d in stores)
