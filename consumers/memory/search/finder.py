@@ -21,7 +21,7 @@ from semkv.consumers.memory.embeddings.base import Embedding, EmbeddingError, Ve
 from semkv.consumers.memory.embeddings.lexical import LexicalEmbedding, terms
 from semkv.consumers.memory.search.cues import Cues, read
 from semkv.consumers.memory.search.scoring import Match, fuse, score
-from semkv.consumers.memory.store import Store, TopicNotes
+from semkv.consumers.memory.store import Note, Store, TopicNotes
 
 __all__ = ["Candidate", "Finder", "Found"]
 
@@ -65,11 +65,11 @@ class Finder:
         self._words = LexicalEmbedding()
 
     async def vector(self, text: str) -> tuple[str, Vector]:
-        """(embedding's name, vector) of a note; lexical when the embedding cannot be had."""
-        try:
-            return self.embedding.name, (await self.embedding.embed([text]))[0]
-        except EmbeddingError:
-            return self._words.name, (await self._words.embed([text]))[0]
+        """(embedding's name, vector) of a new note.
+
+        Always the built-in one's: no agent's turn waits for a model. The next search that wants another makes it.
+        """
+        return self._words.name, (await self._words.embed([text]))[0]
 
     async def find(self, query: str, *, agent: str | None = None, session: str | None = None, limit: int = 5,
                    now: int | None = None) -> Found:  # fmt: skip
@@ -84,7 +84,7 @@ class Finder:
                 name = self.embedding.name
             except EmbeddingError as error:
                 trouble = f"; by words alone because {error}"
-        topics = [t for t in self._store.notes.by_topic(agent) if t.notes]
+        topics = await asyncio.to_thread(self._store.notes.by_topic, agent, vectors=named)
         if cues.elsewhere and any(t.session != session for t in topics):
             topics = [t for t in topics if t.session != session]
         if not topics:
@@ -166,11 +166,16 @@ def _note_terms(text: str) -> dict[str, float]:
     return terms(text)
 
 
+def _as_words(note: Note) -> Note:
+    vector = _note_terms(note.text)
+    return replace(note, vector=vector, size=sum(vector.values()))
+
+
 def _worded(topic: TopicNotes) -> TopicNotes:
     """The topic with lexical vectors, made from the texts where another embedding made the kept ones."""
     return replace(
         topic,
-        notes=tuple(n if isinstance(n.vector, dict) else replace(n, vector=_note_terms(n.text)) for n in topic.notes),
+        notes=tuple(n if isinstance(n.vector, dict) else _as_words(n) for n in topic.notes),
     )
 
 

@@ -51,11 +51,12 @@ def _sparse(query: dict[str, float], topics: Sequence[TopicNotes]) -> list[Match
         bag: dict[str, float] = {}
         for note in topic.notes:
             if isinstance(note.vector, dict):
-                for term, weight in note.vector.items():
-                    if term in query:
+                for term in query:
+                    weight = note.vector.get(term)
+                    if weight is not None:
                         bag[term] = bag.get(term, 0.0) + weight
         bags.append(bag)
-    sizes = [sum(sum(n.vector.values()) for n in t.notes if isinstance(n.vector, dict)) for t in topics]
+    sizes = [sum(n.size for n in t.notes) for t in topics]
     mean_size = sum(sizes) / len(sizes) if sizes else 1.0
     total = len(topics)
     rarity = {}
