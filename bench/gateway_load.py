@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -46,7 +46,7 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def _process(*command: str, **environment: str):
+def _process(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, **environment}, cwd=Path(__file__).parents[1],
