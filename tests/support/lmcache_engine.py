@@ -33,6 +33,7 @@ from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.pin_monitor import PinMonitor
 
 LAYERS, HEADS, HEAD_SIZE = 2, 2, 16
+LOCK_WAIT_S = 10.0
 _numbers = itertools.count(1)
 
 
@@ -255,7 +256,7 @@ def len_of(meta: Any) -> int:
 
 
 def assert_lock_free(lock: Any, name: str) -> None:
-    assert lock.acquire(timeout=10), f"{name} is still held"
+    assert lock.acquire(timeout=LOCK_WAIT_S), f"{name} is still held"
     lock.release()
 
 

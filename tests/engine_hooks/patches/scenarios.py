@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For each patch on LMCache's storage what must hold on a real engine. Each raises where it does not.
+
+`SCENARIOS` maps a scenario to the patch (or, where either would do, the patches) without which it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Coroutine
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.lmcache_engine import HEAD_SIZE, HEADS, LAYERS, Rig, assert_lock_free
+
+SECONDS = 5.0
+
+
+def on_loop(rig: Rig, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run on LMCache's storage loop."""
+    return asyncio.run_coroutine_threadsafe(work, rig.manager.loop).result(SECONDS)
+
+
+def release(objects: list[Any]) -> None:
+    for obj in objects:
+        obj.ref_count_down()
+
+
+def skipped_chunks_stay_valid(rig: Rig) -> None:
+    tokens = rig.tokens(4)
+    rig.store(tokens)
+    for _ in range(2):
+        assert rig.serve(tokens, skip_chunks=2) == 2 * rig.chunk_size
+        rig.check()
+
+
+def a_key_gone_before_the_load_leaves_the_lock_free(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    rig.store(tokens)
+    keys = rig.keys(tokens)
+    rig.disk.remove(keys[1])
+    loaded = on_loop(rig, rig.disk.batched_get_non_blocking("x", keys))
+    assert len(loaded) == 1
+    release(loaded)
+    rig.check()
+
+
+def no_memory_for_the_load_leaves_the_lock_free(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    held = rig.pin_pool()
+    try:
+        assert on_loop(rig, rig.disk.batched_get_non_blocking("x", rig.keys(tokens))) == []
+        assert_lock_free(rig.disk.disk_lock, "disk_lock")
+    finally:
+        release(held)
+    rig.check()
+
+
+def a_short_file_is_not_handed_out_by_a_lookup(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    os.truncate(rig.disk.dict[rig.keys(tokens)[1]].path, 100)
+    request = rig.lookup(tokens)
+    assert rig.hit_tokens(request) == rig.chunk_size
+    rig.retrieve(request, tokens)
+    rig.check()
+
+
+def a_chunk_gone_from_ddr_before_the_load_costs_no_reference(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    rig.store(tokens)
+    keys = rig.keys(tokens)
+    rig.cpu.remove(keys[1])
+    loaded = on_loop(rig, rig.cpu.batched_get_non_blocking("x", keys))
+    assert len(loaded) == 1
+    release(loaded)
+    rig.check()
+
+
+def a_lookup_gives_back_its_disk_pins(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    request = rig.lookup(tokens)
+    rig.retrieve(request, tokens)
+    assert all(meta.pin_count == 0 for meta in rig.disk.dict.values())
+    rig.check()
+
+
+def one_tiers_failure_loses_no_others_objects(rig: Rig) -> None:
+    tokens = rig.tokens(4)
+    rig.store(tokens)
+    rig.drop_from_ddr(tokens[2 * rig.chunk_size :])
+    for key in rig.keys(tokens)[2:]:
+        with rig.cpu.cpu_lock:
+            if key in rig.cpu.hot_cache:
+                rig.cpu.remove(key, force=False)
+
+    async def broken(*_args: Any, **_kwargs: Any) -> list[Any]:
+        raise OSError("disk on fire")
+
+    rig.disk.batched_get_non_blocking = broken
+    request = rig.lookup(tokens)
+    del rig.disk.batched_get_non_blocking
+    assert rig.hit_tokens(request) == 2 * rig.chunk_size
+    rig.retrieve(request, tokens)
+    rig.check()
+
+
+def a_gap_between_tiers_is_answered(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    rig.store(tokens)
+    with rig.cpu.cpu_lock:
+        rig.cpu.remove(rig.keys(tokens)[2], force=False)
+    real = rig.cpu.batched_get_non_blocking
+
+    async def one_fewer(lookup_id: str, keys: list[Any], spec: Any = None) -> list[Any]:
+        loaded = await real(lookup_id, keys, spec)
+        release(loaded[1:])
+        return list(loaded[:1])
+
+    rig.cpu.batched_get_non_blocking = one_fewer
+    request = rig.lookup(tokens, wait=False)
+    rig.wait_for(lambda: request in rig.replies.tokens, "the answer", SECONDS)
+    del rig.cpu.batched_get_non_blocking
+    assert rig.hit_tokens(request) == rig.chunk_size
+    rig.retrieve(request, tokens)
+    rig.check()
+
+
+def what_a_lookup_loaded_is_hot_afterwards(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    hashes = rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    request = rig.lookup(tokens)
+    assert rig.retrieve(request, tokens) == 3 * rig.chunk_size
+    assert set(rig.counts()["hot"]) == set(hashes)
+    rig.check()
+
+
+def a_hit_refreshes_with_the_prefix_youngest(rig: Rig) -> None:
+    old, new = rig.tokens(2), rig.tokens(2, seed=1)
+    hashes = rig.store(old)
+    rig.store(new)
+    request = rig.lookup(old)
+    rig.retrieve(request, old)
+    assert [key.chunk_hash for key in rig.cpu.hot_cache][-2:] == [hashes[1], hashes[0]]
+    assert not rig.cpu.keys_in_request
+
+
+def touching_tolerates_what_has_gone(rig: Rig) -> None:
+    tokens = rig.tokens(2)
+    rig.store(tokens)
+    keys = rig.keys(tokens)
+    rig.cpu.keys_in_request = list(keys)
+    rig.cpu.remove(keys[0])
+    rig.cpu.touch_cache()
+    assert not rig.cpu.keys_in_request
+
+
+def storing_again_counts_quota_once(rig: Rig) -> None:
+    tokens = rig.tokens(4)
+    for _ in range(3):
+        rig.store(tokens)
+        rig.drop_from_ddr(tokens)
+    rig.check()
+
+
+def a_write_that_fails_keeps_nothing(rig: Rig) -> None:
+    shutil.rmtree(rig.disk.path)
+    rig.store(rig.tokens(2), settle=False)
+    rig.wait_for(lambda: not rig.disk.disk_worker.put_tasks, "the failed writes to end", SECONDS)
+    Path(rig.disk.path).mkdir()
+    assert rig.disk.current_cache_size == rig.disk.usage == 0
+    rig.check()
+
+
+def a_full_disk_of_pinned_chunks_refuses_and_keeps_nothing(rig: Rig) -> None:
+    seeds = range(1, 9)
+    for seed in seeds:
+        rig.store(rig.tokens(8, seed=seed))
+    for meta in rig.disk.dict.values():
+        meta.pin()
+    rig.store(rig.tokens(2), settle=False)
+    rig.wait_for(lambda: not rig.disk.disk_worker.put_tasks, "the refused writes to end", SECONDS)
+    for meta in rig.disk.dict.values():
+        meta.unpin()
+    rig.check()
+
+
+def a_missing_file_does_not_raise_while_storing(rig: Rig) -> None:
+    for seed in range(1, 9):
+        rig.store(rig.tokens(8, seed=seed))
+    for path in Path(rig.disk.path).iterdir():
+        path.unlink()
+    rig.store(rig.tokens(2))
+    with rig.disk.disk_lock:
+        assert rig.disk.usage == rig.disk.current_cache_size
+
+
+def a_forced_removal_gives_the_quota_back(rig: Rig) -> None:
+    tokens = rig.tokens(3)
+    rig.store(tokens)
+    keys = rig.keys(tokens)
+    Path(rig.disk.dict[keys[0]].path).unlink()
+    for key in keys:
+        assert rig.disk.remove(key)
+    assert rig.disk.current_cache_size == rig.disk.usage == 0
+    rig.check()
+
+
+def a_blocking_read_of_a_short_file_gives_nothing(rig: Rig) -> None:
+    tokens = rig.tokens(1)
+    rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    key = rig.keys(tokens)[0]
+    os.truncate(rig.disk.dict[key].path, 100)
+    assert rig.disk.get_blocking(key) is None
+    rig.check()
+
+
+def waiting_for_memory_never_stops_the_loop(rig: Rig) -> None:
+    held = rig.pin_pool()
+    shape = torch.Size([2, LAYERS, rig.chunk_size, HEADS * HEAD_SIZE])
+
+    async def allocate() -> Any:
+        return rig.cpu.allocate(shape, torch.float32)
+
+    future = asyncio.run_coroutine_threadsafe(allocate(), rig.manager.loop)
+    try:
+        obj = future.result(SECONDS)
+    except FutureTimeoutError:
+        release(held)
+        future.result(SECONDS).ref_count_down()
+        raise
+    assert obj is None
+    release(held)
+
+
+def what_can_never_fit_evicts_nothing(rig: Rig) -> None:
+    rig.store(rig.tokens(4))
+    shape = torch.Size([2, LAYERS, rig.chunk_size * 100, HEADS * HEAD_SIZE])
+    assert rig.cpu.allocate(shape, torch.float32, busy_loop=False) is None
+    assert len(rig.cpu.hot_cache) == 4
+
+
+SCENARIOS: dict[Callable[[Rig], None], str] = {
+    skipped_chunks_stay_valid: "single_release",
+    a_key_gone_before_the_load_leaves_the_lock_free: "disk_load",
+    no_memory_for_the_load_leaves_the_lock_free: "disk_load",
+    a_short_file_is_not_handed_out_by_a_lookup: "disk_load",
+    a_chunk_gone_from_ddr_before_the_load_costs_no_reference: "cpu_load",
+    a_lookup_gives_back_its_disk_pins: "selective_unpin",
+    one_tiers_failure_loses_no_others_objects: "selective_unpin",
+    a_gap_between_tiers_is_answered: "completion",
+    what_a_lookup_loaded_is_hot_afterwards: "warm_hot_cache",
+    a_hit_refreshes_with_the_prefix_youngest: "touch",
+    touching_tolerates_what_has_gone: "touch",
+    storing_again_counts_quota_once: "disk_put",
+    a_write_that_fails_keeps_nothing: "disk_put",
+    a_full_disk_of_pinned_chunks_refuses_and_keeps_nothing: "disk_put",
+    a_missing_file_does_not_raise_while_storing: "disk_put disk_remove",
+    a_forced_removal_gives_the_quota_back: "disk_remove",
+    a_blocking_read_of_a_short_file_gives_nothing: "disk_read",
+    waiting_for_memory_never_stops_the_loop: "allocation",
+    what_can_never_fit_evicts_nothing: "allocation",
+}
