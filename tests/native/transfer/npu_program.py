@@ -83,18 +83,19 @@ def ordering() -> None:
     new = noise(4, 64, 1, 512).pin_memory()
     transfer = AcceleratorTransfer([layer], F.NL_X_NB_BS_NH_HS)
     obj = torch.zeros(transfer.object_bytes(4), dtype=torch.uint8).pin_memory()
-    layer.copy_(new, non_blocking=True)  # the engine writes KV, and has not ended
-    transfer.store([Chunk([0, 1, 2, 3], obj)])
-    assert torch.equal(obj, new.view(torch.uint8).reshape(-1))
+    layer.copy_(new, non_blocking=True)  # the engine writes KV: one long copy, longer than each block's of the store
+    transfer.store([Chunk([3, 2, 1, 0], obj)])
+    assert torch.equal(obj, new.flip(0).contiguous().view(torch.uint8).reshape(-1))
 
     other = torch.zeros(4, 64, 1, 512, dtype=torch.float16).to(DEVICE)
     loader = AcceleratorTransfer([other], F.NL_X_NB_BS_NH_HS)
-    loader.load([Chunk([3, 2, 1, 0], obj)])
+    other.copy_(new, non_blocking=True)  # the engine still writes to the pages: what is loaded comes after
+    loader.load([Chunk([2, 0, 3, 1], obj)])
+    obj.zero_()  # the object is let go
     read = torch.empty(other.shape, dtype=other.dtype).pin_memory()
     read.copy_(other, non_blocking=True)  # the engine reads at once, on its own stream
-    obj.zero_()  # and the object is let go
     torch.npu.current_stream().synchronize()
-    assert same(read, new.flip(0))
+    assert same(read[[2, 0, 3, 1]], new.flip(0))
 
 
 def overlap() -> None:
