@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
 
 from semkv.bus import codec
 from semkv.bus.errors import BusError
@@ -60,6 +62,7 @@ def create_app(settings: GatewaySettings | None = None, *, tracer: NullTracer | 
     problems.install(app)
     for router in (commands.router, events.router, status.router):
         app.include_router(router)
+    app.mount("/ui", StaticFiles(directory=Path(__file__).parent / "ui", html=True), name="ui")
     if chosen.tokens:
         _document_tokens(app)
     app.add_middleware(Observed)

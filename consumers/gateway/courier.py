@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _KNOWN_COMMANDS = 4096
 _RETRY_S = 0.5
-_CONNECT_S = 2.0
+_CONNECT_S = 30.0
 _PUBLISH_S = 3.0
 
 
@@ -103,7 +103,7 @@ class Courier:
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._last: Session | None = None
-        self.trouble = "not connected yet"
+        self.trouble = "no server has answered yet, check SEMKV_NATS_URL"
 
     @property
     def tracer(self) -> NullTracer:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call, how much they may send and how many at once: pure ASGI, before any route.
 
-Tokens are compared in constant time against all of them. ``/healthz`` alone needs none, so that probes work. A body
+Tokens are compared in constant time against all of them. ``/healthz`` needs none, so that probes work, nor do the page's own files. A body
 over the limit is refused by its declared length, or while it comes in when it declares none; what stands after the
 limit is thrown away, and at 16 times the limit the connection is closed. Requests beyond the limit are answered 429 at
 once: a queue would only hide the overload.
@@ -24,6 +24,8 @@ from semkv.consumers.gateway.settings import GatewaySettings, Token
 __all__ = ["Guard"]
 
 _OPEN = {"/healthz"}
+_PAGE = "/ui"
+"""The page's own files hold nothing; what it shows it asks for with a token."""
 _STREAMS = {"/memory/events"}
 _DRAIN = 16
 _DRAIN_S = 2.0
@@ -44,7 +46,7 @@ class Guard:
             return
         path = scope["path"]
         caller = self._caller(scope)
-        if caller is None and path not in _OPEN:
+        if caller is None and path not in _OPEN and path != _PAGE and not path.startswith(f"{_PAGE}/"):
             await _refuse(
                 send, 401, "a bearer token is needed: Authorization: Bearer TOKEN", "www-authenticate", "Bearer"
             )
