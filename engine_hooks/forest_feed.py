@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from semkv.engine_hooks.lookup_client import CHUNKS_LABEL, SESSION_LABEL, TENANT_LABEL
+from semkv.engine_hooks.lookup_client import CHUNKS_LABEL, SESSION_LABEL, TENANT_LABEL, TRACE_LABEL
 
 _log = logging.getLogger("semkv.engine_hooks")
 _MARK = "__semkv_forest__"
@@ -33,10 +33,13 @@ class Forest(Protocol):
 
 
 class ForestFeed:
-    """Feeds one forest from one engine."""
+    """Feeds one forest from one engine. `follow` is told the trace of each request that has one."""
 
-    def __init__(self, engine: Any, forest: Forest, chunk_size: int) -> None:
+    def __init__(
+        self, engine: Any, forest: Forest, chunk_size: int, follow: Callable[[str, str], None] | None = None
+    ) -> None:
         self._forest = forest
+        self._follow = follow
         self._chunk_size = chunk_size
         self._said = False
         for name in ("async_lookup_and_prefetch", "lookup"):
@@ -65,6 +68,8 @@ class ForestFeed:
                 whole.pop()
             if CHUNKS_LABEL in labels:
                 whole = whole[: int(labels[CHUNKS_LABEL])]
+            if self._follow is not None and TRACE_LABEL in labels:
+                self._follow(lookup_id, labels[TRACE_LABEL])
             self._forest.record_lookup(labels.get(TENANT_LABEL), labels.get(SESSION_LABEL), whole, lookup_id)
         except Exception:
             self._failed()

@@ -22,6 +22,7 @@ DEFAULT_MEMO = 1 << 18
 SESSION_LABEL = "lmcache.semkv.session"
 TENANT_LABEL = "lmcache.semkv.tenant"
 CHUNKS_LABEL = "lmcache.semkv.chunks"
+TRACE_LABEL = "lmcache.semkv.traceparent"
 
 
 class HashTexts(dict[int, str]):

@@ -13,9 +13,17 @@ from collections.abc import Callable
 from typing import Any
 
 from semkv.bus.status import HashesStatus
+from semkv.bus.tracing import wanted
 from semkv.engine_hooks.agreement import Agreement, AgreementState
 from semkv.engine_hooks.finished import FinishedNote
-from semkv.engine_hooks.lookup_client import CHUNKS_LABEL, SESSION_LABEL, TENANT_LABEL, HashRecords, records_of
+from semkv.engine_hooks.lookup_client import (
+    CHUNKS_LABEL,
+    SESSION_LABEL,
+    TENANT_LABEL,
+    TRACE_LABEL,
+    HashRecords,
+    records_of,
+)
 from semkv.engine_hooks.publisher import EventPublisher
 from semkv.engine_hooks.refusals import request_reason
 from semkv.engine_hooks.request_labels import NONE, read_labels
@@ -53,6 +61,7 @@ class SchedulerSide:
         self.engine_status = engine_status
         self.recompute = recompute
         self.adopt = adopt
+        self.tracing = wanted()
         self.failures = 0
         self._client: Any = None
         self._records: HashRecords | None = None
@@ -76,13 +85,16 @@ class SchedulerSide:
                 return
             labels = read_labels(request, trust_tenant=self.settings.trust_tenant)
             again = request.num_tokens > request.num_prompt_tokens
-            if labels.session is None and labels.tenant is None and not again:
+            trace = labels.traceparent if self.tracing else None
+            if labels.session is None and labels.tenant is None and trace is None and not again:
                 return
             named = dict(records.default_labels)
             if labels.session is not None:
                 named[SESSION_LABEL] = labels.session
             if labels.tenant is not None:
                 named[TENANT_LABEL] = labels.tenant
+            if trace is not None:
+                named[TRACE_LABEL] = trace
             if again:
                 # Looked up again after a preemption, with generated tokens in it: no list of the prompt's chunks.
                 records.skip(request.request_id)

@@ -18,6 +18,7 @@ from typing import Any
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.engine_hooks import identity, refusals
+from semkv.engine_hooks.engine_spans import EngineSpans, engine_spans
 from semkv.engine_hooks.forest_feed import ForestFeed
 
 _log = logging.getLogger("semkv.engine_hooks")
@@ -33,6 +34,7 @@ class WorkerSide:
         self.vllm_config = vllm_config
         self.worker: Any = None
         self.feed: ForestFeed | None = None
+        self.spans: EngineSpans | None = None
 
     # The connector asks these of whatever side it has; a worker has nothing to do there.
     def before_lookup(self, request: Any) -> None:
@@ -63,6 +65,9 @@ class WorkerSide:
 
     def close(self) -> None:
         worker, self.worker = self.worker, None
+        spans, self.spans = self.spans, None
+        if spans is not None:
+            spans.close()
         if worker is not None:
             try:
                 worker.stop(STOP_S)
@@ -105,7 +110,11 @@ class WorkerSide:
         worker = RankWorker(settings, who, LMCacheStorage(engine, forest))
         worker.start()
         if not passive:
-            self.feed = ForestFeed(engine, forest, int(config.chunk_size))
+            self.spans = engine_spans(
+                engine, {"kv.instance": who.instance, "kv.rank": who.rank, "kv.domain": who.domain.fingerprint}
+            )
+            follow = None if self.spans is None else self.spans.follow
+            self.feed = ForestFeed(engine, forest, int(config.chunk_size), follow)
         return worker
 
 

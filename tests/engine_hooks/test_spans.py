@@ -62,3 +62,31 @@ def test_without_an_exporter_the_context_still_travels(nats_server: EmbeddedServ
         made.close(2.0)
         headers = [h for subject, h, _ in seen.raw if subject.endswith(".finished")]
     assert headers[0]["traceparent"] == f"00-{TRACE}-{PARENT}-01"
+
+
+def test_retrieve_and_store_of_a_real_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lmcache")
+    from semkv.engine_hooks.engine_spans import engine_spans
+    from semkv.engine_hooks.forest_feed import ForestFeed
+    from semkv.engine_hooks.lookup_client import TRACE_LABEL
+    from tests.engine_hooks.test_forest_feed import Told
+    from tests.support.lmcache_engine import lmcache_engine
+
+    file = tmp_path / "trace.json"
+    with lmcache_engine(tmp_path / "e") as rig:
+        monkeypatch.delenv("SEMKV_TRACE_FILE", raising=False)
+        plain = rig.engine.retrieve
+        assert engine_spans(rig.engine, {}) is None and rig.engine.retrieve == plain, "off costs nothing"
+        monkeypatch.setenv("SEMKV_TRACE_FILE", str(file))
+        made = engine_spans(rig.engine, {"kv.rank": 0})
+        assert made is not None
+        ForestFeed(rig.engine, Told(), rig.chunk_size, made.follow)
+        tokens = rig.tokens(2)
+        rig.store(tokens)
+        request = rig.lookup(tokens, **{TRACE_LABEL: f"00-{TRACE}-{PARENT}-01"})
+        assert rig.retrieve(request, tokens) == len(tokens)
+        made.close()
+    found = {span["name"]: span for span in spans(file)}
+    assert set(found) == {"kv.store", "kv.retrieve"}
+    assert found["kv.retrieve"]["traceId"] == TRACE and found["kv.retrieve"]["parentSpanId"] == PARENT
+    assert found["kv.store"]["traceId"] != TRACE
