@@ -20,11 +20,13 @@ from pathlib import Path
 
 import nkeys
 
-from semkv.bus import subjects
+from semkv.bus import auth_jwt, subjects
 from semkv.bus.errors import AuthError
 from semkv.bus.streams import EVENTS, RESULTS
 
 ENGINE_ACCOUNT = "SEMKV"
+NKEYS = "nkeys"
+CREDS = "creds"
 ROLES = ("manager", "agent", "observer")
 _PUBLIC = re.compile(r"U[A-Z2-7]{55}\Z")
 
@@ -41,9 +43,19 @@ class Generated:
 
 
 def generate(
-    directory: Path, tenants: Sequence[str], *, url: str = "tls://127.0.0.1:4222", hosts: Sequence[str] | None = None
+    directory: Path,
+    tenants: Sequence[str],
+    *,
+    url: str = "tls://127.0.0.1:4222",
+    hosts: Sequence[str] | None = None,
+    keys: str = NKEYS,
 ) -> Generated:
-    """Writes everything for these tenants. A `tls://` URL also gets certificates, for `hosts` or 127.0.0.1."""
+    """Writes everything for these tenants. A `tls://` URL also gets certificates, for `hosts` or 127.0.0.1.
+
+    `keys`: `nkeys` (users in the server's configuration) or `creds` (an operator's signed accounts, `.creds` files).
+    """
+    if keys not in (NKEYS, CREDS):
+        raise AuthError(f"keys {keys!r} is neither {NKEYS} nor {CREDS}")
     if not tenants:
         raise AuthError("no tenant was named; name at least one")
     tokens = {tenant: subjects.token(tenant) for tenant in tenants}
@@ -55,17 +67,23 @@ def generate(
         from semkv.bus import certificates
 
         ca = certificates.generate(directory / "tls", hosts or ("127.0.0.1", "localhost"))
-    users = {"engine": _user(directory, "engine")}
-    for token in tokens.values():
-        users |= {f"{token}-{role}": _user(directory, f"{token}-{role}") for role in ROLES}
+    if keys == CREDS:
+        listed = auth_jwt.generate(
+            directory, list(tokens.values()), engine_permissions(), tenant_permissions, ROLES, ENGINE_ACCOUNT
+        )
+    else:
+        users = {"engine": _user(directory, "engine")}
+        for token in tokens.values():
+            users |= {f"{token}-{role}": _user(directory, f"{token}-{role}") for role in ROLES}
+        listed = _accounts(users, list(tokens.values()))
     accounts = directory / "accounts.conf"
-    accounts.write_text(_accounts(users, list(tokens.values())) + (_tls(directory / "tls") if tls else ""))
+    accounts.write_text(listed + (_tls(directory / "tls") if tls else ""))
     server = directory / "nats-server.conf"
     server.write_text(_server(url, directory))
-    env = {"engine": _env(directory, "engine", url, ca, None)}
+    env = {"engine": _env(directory, "engine", url, ca, None, keys)}
     for tenant, token in tokens.items():
         for role in ROLES:
-            env[f"{token}-{role}"] = _env(directory, f"{token}-{role}", url, ca, tenant)
+            env[f"{token}-{role}"] = _env(directory, f"{token}-{role}", url, ca, tenant, keys)
     return Generated(directory, server, accounts, env, ca)
 
 
@@ -99,14 +117,14 @@ def _permissions(publish: Sequence[str], subscribe: Sequence[str]) -> str:
     return f"{{ publish: {{ allow: {_list(publish)} }}, subscribe: {{ allow: {_list(subscribe)} }} }}"
 
 
-def engine_permissions() -> str:
-    """Engines publish events, results and announcements, and read commands; they command nobody."""
+def engine_permissions() -> tuple[list[str], list[str]]:
+    """What engines may publish and subscribe to: they command nobody."""
     own = [f"{subjects.PREFIX}.*.*.evt.>", f"{subjects.PREFIX}.*.*.res.>", f"{subjects.REGISTRY_PREFIX}.>"]
-    return _permissions([*own, "$JS.API.>", "$JS.FC.>"], ["_INBOX.>", f"{subjects.REGISTRY_PREFIX}.>"])
+    return [*own, "$JS.API.>", "$JS.FC.>"], ["_INBOX.>", f"{subjects.REGISTRY_PREFIX}.>"]
 
 
-def tenant_permissions(token: str, role: str) -> str:
-    """What a role may do inside its tenant's account."""
+def tenant_permissions(token: str, role: str) -> tuple[list[str], list[str]]:
+    """What a role may publish and subscribe to inside its tenant's account."""
     mine = f"{subjects.PREFIX}.{token}.*"
     publish = [
         f"$JS.API.STREAM.INFO.{EVENTS}",
@@ -123,7 +141,11 @@ def tenant_permissions(token: str, role: str) -> str:
     if role == "manager":
         # Whoever makes a stream chooses what it captures and where it copies to, so agents do not.
         publish += [f"$JS.API.STREAM.CREATE.{name}" for name in (EVENTS, RESULTS)]
-    return _permissions(publish, ["_INBOX.>", f"{mine}.evt.>", f"{mine}.res.>", f"{subjects.REGISTRY_PREFIX}.>"])
+    return publish, ["_INBOX.>", f"{mine}.evt.>", f"{mine}.res.>", f"{subjects.REGISTRY_PREFIX}.>"]
+
+
+def _member(public_key: str, permissions: tuple[list[str], list[str]]) -> str:
+    return f"      {{ nkey: {public_key}, permissions: {_permissions(*permissions)} }}"
 
 
 def _accounts(users: dict[str, str], tokens: Sequence[str]) -> str:
@@ -135,10 +157,7 @@ def _accounts(users: dict[str, str], tokens: Sequence[str]) -> str:
             f'      {{ stream: "{mine}.evt.>", accounts: ["{account}"] }}',
             f'      {{ stream: "{mine}.res.>", accounts: ["{account}"] }}',
         ]
-        members = "\n".join(
-            f"      {{ nkey: {users[f'{token}-{role}']}, permissions: {tenant_permissions(token, role)} }}"
-            for role in ROLES
-        )
+        members = "\n".join(_member(users[f"{token}-{role}"], tenant_permissions(token, role)) for role in ROLES)
         tenants.append(f"""  "{account}": {{
     jetstream: enabled
     users: [
@@ -157,7 +176,7 @@ accounts {{
   {ENGINE_ACCOUNT}: {{
     jetstream: enabled
     users: [
-      {{ nkey: {users["engine"]}, permissions: {engine_permissions()} }}
+{_member(users["engine"], engine_permissions())}
     ]
     exports: [
 {listed}
@@ -183,12 +202,13 @@ include "accounts.conf"
 """
 
 
-def _env(directory: Path, name: str, url: str, ca: Path | None, tenant: str | None) -> Path:
-    lines = [
-        f"SEMKV_NATS_URL={url}",
-        f"SEMKV_NATS_NKEY_SEED_FILE={_seed_file(directory, name)}",
-        "SEMKV_NATS_ACCOUNTS=1",
-    ]
+def _env(directory: Path, name: str, url: str, ca: Path | None, tenant: str | None, keys: str) -> Path:
+    secret = (
+        f"SEMKV_NATS_CREDS={directory / f'{name}.creds'}"
+        if keys == CREDS
+        else f"SEMKV_NATS_NKEY_SEED_FILE={_seed_file(directory, name)}"
+    )
+    lines = [f"SEMKV_NATS_URL={url}", secret, "SEMKV_NATS_ACCOUNTS=1"]
     if ca is not None:
         lines.append(f"SEMKV_NATS_CA={ca}")
     if tenant is not None:

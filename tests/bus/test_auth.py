@@ -52,9 +52,9 @@ class World:
         return await connect_nats(self.settings(name), name=name, link=link), link
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    generated = auth.generate(tmp_path / "auth", ["a", "b"])
+@pytest.fixture(params=[auth.NKEYS])
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    generated = auth.generate(tmp_path / "auth", ["a", "b"], keys=request.param)
     ops = StandInStorage(disk=range(10))
     with EmbeddedServer(tmp_path / "nats", config=generated.accounts_config.read_text()) as server:
         world = World(server, generated, ops)
@@ -82,6 +82,10 @@ async def everyone(world: World) -> AsyncIterator[dict[str, tuple[Client, Link]]
         await nc.close()
 
 
+BOTH = pytest.mark.parametrize("world", [auth.NKEYS, auth.CREDS], indirect=True)
+
+
+@BOTH
 async def test_an_agent_commands_and_reads_across_accounts(world: World) -> None:
     async with connect(settings=world.settings("a-agent")) as kv:
         stream = kv.finished()
@@ -141,6 +145,7 @@ async def test_a_tenant_hears_nothing_of_another(world: World, spy: str, subject
     await hears_nothing(world, spy, subject, trigger)
 
 
+@BOTH
 @pytest.mark.parametrize("name", ["a-agent", "a-manager"])
 async def test_a_tenant_cannot_command_in_anothers_name(world: World, name: str) -> None:
     async with connect(settings=replace(world.settings(name), tenant="b")) as kv:
@@ -157,6 +162,7 @@ async def test_a_tenant_cannot_command_in_anothers_name(world: World, name: str)
     await nc.close()
 
 
+@BOTH
 async def test_a_tenant_sees_nothing_of_anothers_streams(world: World) -> None:
     async with connect(settings=world.settings("b-agent")) as kv:
         assert (await (await kv.prefetch([1], command_id="b-secret")).result(30)).ok
@@ -187,6 +193,7 @@ async def denied(nc: Client, link: Link, subject: str, payload: bytes) -> None:
         await link.guard(subject, nc.request(subject, payload, timeout=30))
 
 
+@BOTH
 async def test_an_observer_cannot_command_but_sees(world: World, everyone: dict[str, tuple[Client, Link]]) -> None:
     for op in ("prefetch", "evict", "retain", "release", "locate", "cancel"):
         await denied(*everyone["a-observer"], f"semkv.v1.a.{DOMAIN.fingerprint}.cmd.all.{op}", b"{}")
@@ -203,6 +210,7 @@ async def test_an_observer_cannot_command_but_sees(world: World, everyone: dict[
         await stream.close()
 
 
+@BOTH
 @pytest.mark.parametrize("name", ["a-agent", "a-manager", "a-observer"])
 async def test_nobody_but_engines_can_forge_results_events_or_announcements(
     everyone: dict[str, tuple[Client, Link]], name: str
@@ -236,10 +244,15 @@ def test_seeds_are_private_and_running_again_keeps_them(tmp_path: Path) -> None:
         assert not any(seed.strip() in file.read_bytes() for seed in seeds.values())
 
 
+@BOTH
 async def test_secrets_are_in_no_log_and_no_repr(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     settings = world.settings("a-agent")
-    seed = settings.nkey_seed_file.read_text().strip()  # type: ignore[union-attr]
+    if settings.creds:
+        seed = settings.creds.read_text().splitlines()[-2]
+    else:
+        seed = settings.nkey_seed_file.read_text().strip()  # type: ignore[union-attr]
+    assert seed.startswith("SU")
     async with connect(settings=settings) as kv:
         assert (await (await kv.prefetch([1])).result(30)).ok
         shown = repr(settings) + repr(kv) + str(vars(kv)) + caplog.text

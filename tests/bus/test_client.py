@@ -14,7 +14,7 @@ from nats.aio.client import Client
 
 from semkv.bus import codec, connect, connect_blocking
 from semkv.bus.client.gaps import Gap, GapDetector
-from semkv.bus.connection import Link, connect_nats
+from semkv.bus.connection import Link, check_size, connect_nats
 from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.errors import AuthError, MessageTooLargeError, NoJetStreamError, PermissionDeniedError, ServerTooOldError
 from semkv.bus.messages import Finished, Heartbeat
@@ -260,3 +260,20 @@ def test_settings_name_the_variable_and_the_way_out() -> None:
     ):
         with pytest.raises(SettingsError, match=variable):
             BusSettings.from_env(env)
+
+
+async def test_what_we_call_the_limit_is_the_servers(tmp_path: Path) -> None:
+    """At the limit a message is taken; one byte more is refused here, where the server would end the connection."""
+    with EmbeddedServer(tmp_path / "s", config="max_payload: 2048") as server:
+        link = Link()
+        nc = await connect_nats(BusSettings(url=server.url), name="x", link=link)
+        headers = {"Content-Type": "application/msgpack", "Nats-Msg-Id": "a.b"}
+        room = 2048 - codec.wire_size(b"", headers)
+        check_size(nc, b"x" * room, headers)
+        await nc.publish("s", b"x" * room, headers=headers)
+        await nc.flush()
+        assert link.up
+        with pytest.raises(MessageTooLargeError, match="2049"):
+            check_size(nc, b"x" * (room + 1), headers)
+        await nc.publish("s", b"x" * (room + 1), headers=headers)
+        await link.closed.wait()  # what the check keeps us from
