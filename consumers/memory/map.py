@@ -33,6 +33,7 @@ __all__ = ["Continuation", "MemoryMap"]
 log = logging.getLogger(__name__)
 
 _MAIN_TOPIC = "main"
+_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class MemoryMap:
         self._background: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> MemoryMap:
-        self._task = asyncio.create_task(self.follow())
+        self._task = asyncio.create_task(self._follow_on())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -89,12 +90,26 @@ class MemoryMap:
     # -- what the engines tell -----------------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Takes in finished events, from where the last run stopped, until cancelled."""
+        """Takes in finished events, from where the last run stopped, until cancelled or the client is closed.
+
+        An event that cannot be taken in is logged and passed over: it must not keep the others out.
+        """
         stream = self._kv.finished(**self._intake.resume())
         async for event in stream:
-            chain = self.take(event)
-            log.debug("finished %s: %s chunks", event.request_id, len(chain.hashes) if chain else "no known")
+            try:
+                self.take(event)
+            except Exception:
+                log.exception("finished event %s was passed over", getattr(event, "request_id", "?"))
             self._intake.reached(getattr(stream, "last_seq", 0))
+
+    async def _follow_on(self) -> None:
+        while True:
+            try:
+                await self.follow()
+                return
+            except Exception as error:  # the bus may be away for longer than its client waits
+                log.warning("following finished events: %s; trying again", error)
+                await asyncio.sleep(_AGAIN_S)
 
     def take(self, event: Any) -> Chain | None:
         """Takes in one event; the chain that it added, if any."""

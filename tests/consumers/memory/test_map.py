@@ -290,3 +290,31 @@ async def test_switched_off_it_remembers_and_asks_for_nothing() -> None:
     decisions = [*await memory.turn_started("s"), *await memory.session_ended("s", forget=True)]
     await memory.settled()
     assert kv.ops() == [] and {d.reason for d in decisions} == {"the map's commands are switched off"}
+
+
+async def test_an_event_that_cannot_be_taken_in_does_not_keep_the_others_out(caplog: pytest.LogCaptureFixture) -> None:
+    bad = finished("s", (1,), 1, finished_at="yesterday", chunk_size=None)
+    kv = RecordingKV(events=[bad, finished("s", (2, 3), 2)])
+    memory = a_map(kv)
+    await memory.follow()
+    chain = memory.chain("s")
+    assert chain is not None and chain.hashes == (2, 3)
+    assert "r1 was passed over" in caplog.text
+
+
+async def test_following_goes_on_after_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Troubled(RecordingKV):
+        def finished(self, **options: object):  # type: ignore[no-untyped-def, override]
+            self.resumed_with.append(options)
+            if len(self.resumed_with) == 1:
+                raise NoEngineError("away")
+            return super().finished(**options)
+
+    monkeypatch.setattr("semkv.consumers.memory.map._AGAIN_S", 0.01)
+    kv = Troubled(events=[finished("s", (2, 3), 2)])
+    async with a_map(kv) as memory:
+        for _ in range(1000):
+            if memory.chain("s") is not None:
+                break
+            await asyncio.sleep(0.01)
+        assert memory.chain("s") is not None
