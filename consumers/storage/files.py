@@ -40,19 +40,26 @@ def direct_possible(buffer: memoryview) -> bool:
     return bool(_O_DIRECT) and buffer.nbytes % _ALIGNMENT == 0 and address_of(buffer) % _ALIGNMENT == 0
 
 
-def read_full(path: str, buffer: memoryview, *, direct: bool = False) -> int:
-    """Fill `buffer` from the file at `path`, which must be exactly as long; return the bytes read."""
+def read_at(path: str, buffer: memoryview) -> None:
+    """Fill `buffer` from the beginning of a file that may be longer."""
+    with Path(path).open("rb", buffering=0) as file:
+        if file.readinto(buffer) != buffer.nbytes:
+            raise ShortFileError(f"{path} is shorter than {buffer.nbytes} bytes")
+
+
+def read_full(path: str, buffer: memoryview, *, direct: bool = False, skip: int = 0) -> int:
+    """Fill `buffer` from the file at `path` behind `skip` bytes; what follows them must be exactly as long."""
     view = buffer.cast("B") if buffer.format != "B" or buffer.ndim != 1 else buffer
     wanted = view.nbytes
     flags = os.O_RDONLY | os.O_CLOEXEC
-    descriptor = os.open(path, flags | _O_DIRECT if direct and direct_possible(view) else flags)
+    descriptor = os.open(path, flags | _O_DIRECT if direct and skip == 0 and direct_possible(view) else flags)
     try:
-        size = os.fstat(descriptor).st_size
+        size = os.fstat(descriptor).st_size - skip
         if size != wanted:
             raise ShortFileError(f"{path} has {size} bytes, its chunk has {wanted}")
         done = 0
         while done < wanted:
-            got = os.preadv(descriptor, (view[done:],), done)
+            got = os.preadv(descriptor, (view[done:],), done + skip)
             if got == 0:
                 raise ShortFileError(f"{path} ended after {done} of {wanted} bytes")
             done += got

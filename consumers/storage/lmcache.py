@@ -22,6 +22,7 @@ from semkv.consumers.storage.evict import Evict, EvictRules, RemoteRemover
 from semkv.consumers.storage.inflight import InFlight
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
 from semkv.consumers.storage.prefetch import Loaded, Prefetch, PrefetchRules, dry_run
+from semkv.consumers.storage.remote import remote_tier
 
 logger = logging.getLogger("semkv.consumers.storage")
 
@@ -135,11 +136,19 @@ class LMCacheStorage:
         )
 
     def _find(self, key: Any) -> sources.Found | None:
-        return sources.find_on_disk(self._backends.disk, key)
+        found = sources.find_on_disk(self._backends.disk, key)
+        if found is not None:
+            return found
+        remote = remote_tier(self._backends.remote)
+        return None if remote is None else remote.find(key)
 
     def _size_of(self, key: Any) -> tuple[Tier, int] | None:
         size = sources.size_on_disk(self._backends.disk, key)
-        return None if size is None else (Tier.DISK, size)
+        if size is not None:
+            return Tier.DISK, size
+        remote = remote_tier(self._backends.remote)
+        size = None if remote is None else remote.size_of(key)
+        return None if size is None else (Tier.REMOTE, size)
 
     @_never_raises
     def evict(
@@ -170,7 +179,8 @@ class LMCacheStorage:
         ).run(dry_run=dry_run)
 
     def _remote(self) -> RemoteRemover | None:
-        return None
+        remote = remote_tier(self._backends.remote)
+        return None if remote is None else remote.remover()
 
     @_never_raises
     def locate(self, hashes: tuple[int, ...], *, tenant: str = "default") -> OpResult:
@@ -191,8 +201,12 @@ class LMCacheStorage:
         with cpu.cpu_lock:
             memory_obj = cpu.hot_cache.get(key)
             held = [Tier.CPU] if memory_obj is not None and memory_obj.is_valid() else []
-        found = self._size_of(key)
-        return (*held, found[0]) if found is not None else tuple(held)
+        if sources.size_on_disk(self._backends.disk, key) is not None:
+            held.append(Tier.DISK)
+        remote = remote_tier(self._backends.remote)
+        if remote is not None and remote.exists(key):
+            held.append(Tier.REMOTE)
+        return tuple(held)
 
     @_never_raises
     def retain(
