@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes LMCache 0.4.3 store and retrieve for a vLLM that runs on the CPU, for which LMCache has no device connector.
 
-`install()` is called in every engine process before LMCache's connector is built, any number of times. It replaces five
+`install()` is called in every engine process before LMCache's connector is built, any number of times. It replaces six
 functions in memory, never on disk, and each replacement does as before on any other platform. `layout_tag()` names the
 layout for hash domains and, being part of the keys' model name in both roles, keeps objects of different layouts apart.
 Errors: EngineLayoutError and StartUpError (configuration), CoreMissingError (no C++ core), each one line.
@@ -13,8 +13,9 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
-from semkv.native.connector.startup import StartUpError, check
-from semkv.native.connector.vllm_cpu import CpuLayout, EngineLayoutError, cpu_layout
+from semkv.native.connector.metadata import adopt, fit
+from semkv.native.connector.startup import StartUpError, check, claim_disk
+from semkv.native.connector.vllm_cpu import EngineLayoutError, cpu_layout
 from semkv.native.extension import CoreMissingError, core
 
 __all__ = ["CoreMissingError", "EngineLayoutError", "StartUpError", "install", "layout_tag"]
@@ -94,26 +95,11 @@ def _create_connector(original: Any) -> Any:
 def _metadata(original: Any) -> Any:
     def get_or_create_metadata(self: Any) -> Any:
         metadata = original(self)
-        if metadata is not None and not hasattr(metadata, "semkv_layout"):
-            layout = cpu_layout(self.vllm_config)
-            metadata.semkv_layout = layout
-            if layout.opaque:
-                metadata.model_name = f"{metadata.model_name}+{layout.tag}"
-            _round_shapes(metadata, layout)
+        if metadata is not None:
+            adopt(metadata, cpu_layout(self.vllm_config))
         return metadata
 
     return get_or_create_metadata
-
-
-def _round_shapes(metadata: Any, layout: CpuLayout) -> None:
-    """Objects hold whole blocks: the shape of an unfull chunk is that of its last block filled up."""
-    exact = metadata.get_shapes
-
-    def get_shapes(num_tokens: int | None = None) -> Any:
-        tokens = metadata.chunk_size if num_tokens is None else num_tokens
-        return exact(-(-tokens // layout.block_size) * layout.block_size)
-
-    metadata.get_shapes = get_shapes
 
 
 def _apply_extra_config(original: Any) -> Any:
@@ -122,6 +108,8 @@ def _apply_extra_config(original: Any) -> Any:
     def apply_extra_config(self: Any, config: Any, vllm_config: Any) -> None:
         original(self, config, vllm_config)
         check(config, vllm_config)
+        if getattr(self._role, "name", "") == "SCHEDULER":  # one of them for each engine, however many ranks
+            claim_disk(config.local_disk)
 
     return apply_extra_config
 
@@ -134,19 +122,7 @@ def _register_kv_caches(_original: Any) -> Any:
         engine = self.lmcache_engine
         if engine is not None:
             per_block = engine.gpu_connector.register(list(kv_caches.values()))
-            _check_size(engine.metadata, per_block)
+            fit(engine.metadata, per_block)
         self._manager.post_init()
 
     return register_kv_caches
-
-
-def _check_size(metadata: Any, per_block: int) -> None:
-    """The object that LMCache will allocate for a block must be as long as the block is over all layers."""
-    layout = metadata.semkv_layout
-    shapes, dtypes = metadata.get_shapes(layout.block_size), metadata.get_dtypes()
-    declared = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
-    if declared != per_block:
-        raise EngineLayoutError(
-            f"LMCache allocates {declared} bytes for a block of {layout.block_size} tokens, the engine's layers hold "
-            f"{per_block}: layers of different shapes are not supported on the CPU"
-        )

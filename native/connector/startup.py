@@ -6,6 +6,10 @@ Checked in both roles before LMCache builds anything: LMCache itself would swall
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+from pathlib import Path
 from typing import Any
 
 from semkv.native.connector.vllm_cpu import EngineLayoutError
@@ -39,3 +43,31 @@ def check(config: Any, vllm_config: Any) -> None:
             "save_only_first_rank true with an MLA model: LMCache then broadcasts over a CUDA device; "
             "set extra_config: {save_only_first_rank: false}"
         )
+
+
+_claimed: dict[str, int] = {}  # folder → descriptor that holds its lock, for the life of this process
+
+
+def claim_disk(folder: str | None) -> None:
+    """Refuses a local_disk folder that another engine uses: the files' names carry no instance.
+
+    The lock is on the folder itself and ends with the process. Leaves nothing in it.
+    """
+    if not folder:
+        return
+    path = Path(folder).resolve()
+    if str(path) in _claimed:
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
+            return  # a file system without locks: nothing can be said
+        raise StartUpError(
+            f"local_disk {folder} is in use by another engine: each would delete and overwrite the other's files; give "
+            "every engine a folder of its own"
+        ) from None
+    _claimed[str(path)] = descriptor
