@@ -133,7 +133,10 @@ class Actor:
             self._handles[given] = (decision.session, handle)
             result = await handle.result(timeout=_RESULT_S)
             summary = summarise(result)
-            self._store.decisions.finish(decision.id, summary.state, summary.details)
+            # An outcome may have come before the result was read.
+            now = self._store.decisions.by_command(given)
+            worth = {"worth": now.result["worth"]} if now is not None and "worth" in now.result else {}
+            self._store.decisions.finish(decision.id, summary.state, {**summary.details, **worth})
             if action.kind == "prefetch" and action.chain is not None:
                 self._learn(action.chain.domain, summary.loaded, summary.ran_ms)
                 if summary.state == "succeeded":

@@ -45,6 +45,9 @@ def words(decision: Decision) -> str:
         lines.append(
             f"            {rank['instance']}.{rank['rank']}: {rank['state']}, {counts}, {rank['ran_ms']:.1f} ms{reason}"
         )
+    for place, fates in decision.result.get("worth", {}).items():
+        counted = ", ".join(f"{count} {fate}" for fate, count in fates.items() if fate != "lead_ms" and count)
+        lines.append(f"  worth     {place}: {counted or 'not used yet'}, {fates['lead_ms']:g} ms ahead")
     lines += [
         f"            {name}: {decision.result[name]}"
         for name in ("error", "why", "unanswered")

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from semkv.bus import client as bus_client
 from semkv.bus import hashes as codec
+from semkv.consumers.memory import worth
 from semkv.consumers.memory.actor import Actor
 from semkv.consumers.memory.chains import Chain
 from semkv.consumers.memory.embeddings import Embedding
@@ -68,10 +70,13 @@ class MemoryMap:
         self._intake = Intake(self.store, agent)
         self._pauses: dict[str, tuple[str, float]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._outcomes: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> MemoryMap:
         self._task = asyncio.create_task(self._follow_on())
+        if isinstance(self._kv, bus_client.KV):
+            self._outcomes = asyncio.create_task(self._follow_outcomes(self._kv))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -79,7 +84,7 @@ class MemoryMap:
 
     async def close(self) -> None:
         """Stops following and drops what is planned; the store stays open for whoever made it."""
-        for task in [self._task, *self._background]:
+        for task in [self._task, self._outcomes, *self._background]:
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -110,6 +115,15 @@ class MemoryMap:
             except Exception as error:  # the bus may be away for longer than its client waits
                 log.warning("following finished events: %s; trying again", error)
                 await asyncio.sleep(_AGAIN_S)
+
+    async def _follow_outcomes(self, kv: bus_client.KV) -> None:
+        while True:
+            try:
+                async for event in worth.outcomes(kv):
+                    worth.put(self.store, event)
+            except Exception as error:
+                log.warning("following outcomes: %s; trying again", error)
+            await asyncio.sleep(_AGAIN_S)
 
     def take(self, event: Any) -> Chain | None:
         """Takes in one event; the chain that it added, if any."""

@@ -12,7 +12,7 @@ from typing import Any
 from semkv.bus import codec
 from semkv.bus.client import KV, connect
 from semkv.bus.embedded import EmbeddedServer
-from semkv.bus.messages import Finished
+from semkv.bus.messages import Finished, Outcome
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.bus.tracing import setup_tracing
@@ -32,7 +32,7 @@ def event(seq: int, session: str | None, hashes: tuple[int, ...], **more: Any) -
     return Finished(**{**fields, **more})
 
 
-async def publish(kv: KV, *events: Finished) -> None:
+async def publish(kv: KV, *events: Finished | Outcome) -> None:
     session = await kv.session()
     for one in events:
         payload, headers = codec.encode(one)
@@ -76,8 +76,15 @@ async def test_it_follows_restarts_and_steers(nats_server: EmbeddedServer, tmp_p
                 went_on = await memory.continue_with("let's go on with the billing bug", in_ms=20_000)
                 await memory.settled()
                 assert storage.cpu == {1, 2, 3}
+                told = Outcome(
+                    tenant="default", domain=DOMAIN.fingerprint, instance="e0", rank=0, useful=2, wasted=1,
+                    lead_ms=40.5, command_id=went_on.command_id,
+                )  # fmt: skip
+                await publish(kv, told)
+                await until(lambda: "worth" in (explain(store, went_on.command_id or "") or ""))
                 text = explain(store, went_on.command_id or "")
                 assert text is not None and "3 loaded" in text and "succeeded" in text
+                assert "worth     e0.0: 2 useful, 1 wasted, 40.5 ms ahead" in text
             store.close()
             await publish(kv, event(3, "s", (1, 2, 3, 4)))  # while the map was away
             store = Store(tmp_path / "m.db")
