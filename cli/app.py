@@ -8,7 +8,24 @@ import sys
 
 import typer
 
-from semkv.cli.commands import demo, engine, engines, evict, gateway, locate, prefetch, trace, watch
+from semkv.cli.commands import (
+    auth,
+    demo,
+    doctor,
+    engine,
+    engines,
+    evict,
+    gateway,
+    locate,
+    prefetch,
+    record,
+    replay,
+    schema,
+    top,
+    trace,
+    watch,
+    why,
+)
 
 app = typer.Typer(
     help="Steer the KV cache of LLM engines from an agent's memory.",
@@ -25,6 +42,13 @@ for command in (
     trace.trace,
     engine.engine,
     gateway.gateway,
+    doctor.doctor,
+    top.top,
+    auth.auth,
+    schema.schema,
+    record.record,
+    replay.replay,
+    why.why,
 ):
     # A hash may begin with a minus sign; what is no hash either is refused as one.
     takes_hashes = command in {prefetch.prefetch, evict.evict, locate.locate}

@@ -41,7 +41,7 @@ def read_spans(path: Path) -> list[Span]:
     try:
         if path.stat().st_size == 0:
             raise ValueError("it is empty")
-        return [_span(span) for span in trace_file.read_spans(path)]
+        return [span_of(span) for span in trace_file.read_spans(path)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceFileError(f"{path}: not an OTLP JSON file ({type(error).__name__}: {error})") from error
 
@@ -54,7 +54,8 @@ def by_trace(spans: Iterable[Span]) -> dict[str, list[Span]]:
     return dict(groups)
 
 
-def _span(span: Mapping[str, Any]) -> Span:
+def span_of(span: Mapping[str, Any]) -> Span:
+    """A span of OTLP JSON with its service's name under `service`. KeyError, ValueError, TypeError on anything else."""
     status = span.get("status", {})
     return Span(
         trace_id=span["traceId"],

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call, how much they may send and how many at once: pure ASGI, before any route.
 
-Tokens are compared in constant time against all of them. ``/healthz`` needs none, so that probes work, nor do the page's own files. A body
-over the limit is refused by its declared length, or while it comes in when it declares none; what stands after the
-limit is thrown away, and at 16 times the limit the connection is closed. Requests beyond the limit are answered 429 at
-once: a queue would only hide the overload.
+Tokens are compared in constant time against all of them. ``/healthz`` needs none, so that probes work, nor do the
+page's own files. A body over the limit is refused by its declared length, or while it comes in when it declares none;
+what stands after the limit is thrown away, and at 16 times the limit the connection is closed. Requests beyond the
+limit are answered 429 at once: a queue would only hide the overload.
 """
 
 from __future__ import annotations

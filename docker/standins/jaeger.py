@@ -16,7 +16,7 @@ from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from semkv.cli.traces.store import from_protobuf, spans_of
+from semkv.cli.traces.otlp import from_protobuf, spans_of
 
 _MAX_BODY = 16 << 20
 _lock = threading.Lock()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semkv doctor`: what is wrong between here and the engines, and the fix for each finding."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+
+import typer
+
+from semkv.bus.client.session import Session
+from semkv.bus.errors import BusError
+from semkv.bus.settings import BusSettings, SettingsError
+from semkv.cli import bus_call
+from semkv.cli.doctor import checks
+from semkv.cli.doctor.checks import Finding, Level
+from semkv.cli.output import BAD_INPUT, PARTIAL, UNREACHABLE, console, fail, print_json
+
+_MARKS = {Level.OK: ("✓", "green"), Level.WARN: ("!", "yellow"), Level.BAD: ("✗", "bold red")}
+
+
+def doctor(tenant: bus_call.Tenant = None, nats_url: bus_call.NatsUrl = None, as_json: bus_call.AsJson = False) -> None:
+    """Check environment, server, streams, clock, rights, engines, hashes and tiers. Changes nothing but makes streams.
+
+    Ends with 1 if something is wrong, with 3 if the server cannot be reached.
+
+    Example: semkv doctor --nats-url nats://127.0.0.1:4222
+    """
+    try:
+        settings = BusSettings.from_env()
+        settings = replace(settings, url=nats_url or settings.url, tenant=tenant or settings.tenant)
+    except SettingsError as error:
+        fail(str(error), BAD_INPUT)
+    found = checks.environment({**os.environ, **({"SEMKV_NATS_URL": nats_url} if nats_url else {})})
+    unreachable = None
+    try:
+        found += asyncio.run(_on_the_bus(settings))
+    except BusError as error:
+        unreachable = Finding(
+            "server", Level.BAD, str(error), "start one (nats-server -js), or name it in SEMKV_NATS_URL"
+        )
+        found.append(unreachable)
+    _print(found, as_json)
+    if unreachable is not None:
+        raise typer.Exit(UNREACHABLE)
+    if any(finding.level is Level.BAD for finding in found):
+        raise typer.Exit(PARTIAL)
+
+
+async def _on_the_bus(settings: BusSettings) -> list[Finding]:
+    session = Session(settings, "doctor", lambda _: None)
+    await session.open(5)
+    try:
+        found = checks.server(session.nc)
+        found += await checks.streams(session.nc, session.link, settings)
+        found += await checks.clock(session.nc, settings)
+        await session.registry.settled()
+        found += checks.engines(session.registry.live())
+        return found + checks.rights(session.link)
+    finally:
+        await session.close()
+
+
+def _print(found: list[Finding], as_json: bool) -> None:
+    for finding in found:
+        if as_json:
+            row = {"topic": finding.topic, "level": finding.level.value, "text": finding.text, "fix": finding.fix}
+            print_json(row)
+            continue
+        mark, style = _MARKS[finding.level]
+        console.print(f"[{style}]{mark}[/] {finding.topic:<12}", end="")
+        console.print(finding.text, markup=False, highlight=False, soft_wrap=True)
+        if finding.fix:
+            console.print(f"{'':15}→ {finding.fix}", markup=False, highlight=False, soft_wrap=True, style="dim")
