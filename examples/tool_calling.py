@@ -52,7 +52,7 @@ async def main(question: str, *, choice: Any = "auto", store: str = ":memory:") 
                 messages=messages,
                 tools=TOOLS,
                 tool_choice=choice,
-                max_tokens=32,
+                max_tokens=160,
                 temperature=0,
                 extra_body={"kv_transfer_params": {"semkv": {"session": SESSION}}},
             )
