@@ -47,3 +47,7 @@ environment-vllm018:
 
 clean: ## remove the environments and everything built
 	rm -rf .venv .venv-vllm018 .typecheck build .cache
+
+.PHONY: test-compose
+test-compose: environment ## the stack of docker-compose.yml in real containers, with a Docker daemon of its own (root)
+	@$(BIN)/python docker/try_stack.py

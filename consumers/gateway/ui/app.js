@@ -52,7 +52,7 @@ function drawEngines(ranks) {
       const used = element("div", { className: `used ${tier.name}` });
       used.style.width = `${tier.capacity_bytes ? Math.min(100, 100 * tier.used_bytes / tier.capacity_bytes) : 0}%`;
       return element("div", { className: "tier" }, element("span", {}, tier.name), element("div", { className: "room" }, used),
-        element("span", { className: "amount" }, `${(tier.used_bytes / MIB).toFixed(1)} of ${(tier.capacity_bytes / MIB).toFixed(0)} MiB, ${tier.chunks}`));
+        element("span", { className: "amount" }, `${(tier.used_bytes / MIB).toFixed(1)} of ${(tier.capacity_bytes / MIB).toFixed(0)} MiB, ${tier.chunks} chunks`));
     })));
   $("engines").replaceChildren(...(rows.length ? rows : [element("p", { className: "none" }, "No engine is live.")]));
 }

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compose files without an engine: valid in every profile, loopback only, hardened, and in step with the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = Path(sys.executable).parent / "docker-compose"
+pytestmark = pytest.mark.skipif(not COMPOSE.exists(), reason="docker-compose is not installed here")
+ALL = ("--profile", "engine", "--profile", "agent", "--profile", "cluster")
+
+
+def config(*arguments: str, **variables: str) -> dict[str, Any]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SEMKV_", "COMPOSE_"))}
+    done = subprocess.run([COMPOSE, *arguments, "config", "--format", "json"], cwd=ROOT, env={**kept, **variables},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("profiles", "services"),
+    [
+        ((), {"nats", "jaeger"}),
+        (("--profile", "engine"), {"nats", "jaeger", "engine", "gateway"}),
+        (("--profile", "agent"), {"nats", "jaeger", "engine", "gateway", "agent"}),
+        (ALL, {"nats", "nats-1", "nats-2", "nats-3", "jaeger", "engine", "gateway", "agent"}),
+    ],
+)
+def test_profiles(profiles: tuple[str, ...], services: set[str]) -> None:
+    assert set(config(*profiles)["services"]) == services
+
+
+def test_every_port_is_on_loopback_and_every_service_is_bounded() -> None:
+    for name, service in config(*ALL)["services"].items():
+        assert int(service["mem_limit"]) > 0, name
+        for port in service.get("ports", []):
+            assert port["host_ip"] == "127.0.0.1", f"{name}: {port}"
+        if name in {"engine", "gateway", "agent"}:
+            assert service["cap_drop"] == ["ALL"], name
+        if name != "agent":
+            assert service["healthcheck"]["test"], name
+
+
+def test_ascend_puts_its_devices_into_the_engine() -> None:
+    files = ("-f", "docker-compose.yml", "-f", "docker-compose.ascend.yml", "--profile", "engine")
+    engine = config(*files, ASCEND_IMAGE="ascend:test", MODEL="/models/m")["services"]["engine"]
+    assert {device["source"] for device in engine["devices"]} == {
+        "/dev/davinci0", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc",
+    }  # fmt: skip
+    assert engine["image"] == "ascend:test"
+    assert engine["entrypoint"] == ["vllm", "serve", "/models/m"]
+    assert engine["environment"]["SEMKV_NATS_URL"] == "nats://nats:4222"
+
+
+def test_ascend_without_an_image_says_what_is_needed() -> None:
+    command = [COMPOSE, "-f", "docker-compose.yml", "-f", "docker-compose.ascend.yml", "config", "-q"]
+    kept = {key: value for key, value in os.environ.items() if key != "ASCEND_IMAGE"}
+    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "ASCEND_IMAGE" in done.stderr or "an image with" in done.stderr
+
+
+def test_the_image_and_the_environment_have_the_same_versions() -> None:
+    dockerfile = (ROOT / "docker/Dockerfile").read_text()
+    environment = (ROOT / "tools/environment.py").read_text()
+    for pattern in (r"uv==[\d.]+", r"lmcache==[\d.]+"):
+        assert set(re.findall(pattern, dockerfile)) == set(re.findall(pattern, environment))
+    assert re.search(r"0\.32\.0\+cpu", environment)
+    assert "vllm-0.32.0+cpu.dist-info" in dockerfile
+
+
+def test_nothing_runs_as_root() -> None:
+    users = re.findall(r"^USER (\S+)", (ROOT / "docker/Dockerfile").read_text(), re.M)
+    assert users[-1] == "10001:10001"
