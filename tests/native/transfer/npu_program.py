@@ -137,6 +137,39 @@ def refused() -> None:
             raise AssertionError(f"{chunk.ids} was not refused")
 
 
+def connector() -> None:
+    """The device connector with LMCache's own memory objects: what one request stored, another loads."""
+    from lmcache.v1.memory_management import AdHocMemoryAllocator
+
+    from semkv.native.connector.accelerator import AcceleratorConnector
+
+    host = [(noise(8, 16, 2, 32), noise(8, 16, 2, 32)) for _ in range(3)]
+    device = [tuple(part.to(DEVICE) for part in pair) for pair in host]
+    stores = AcceleratorConnector(16, {})
+    per_block = stores.register(device)
+    assert stores.tag == "nl_x_two_x_nb_bs_nh_hs.b16"
+    objects = [AdHocMemoryAllocator("cpu").allocate(torch.Size([2 * per_block]), torch.uint8) for _ in range(3)]
+    slots = torch.cat([torch.arange(block * 16, block * 16 + 16) for block in (7, 2, 3, 0, 5, 1)])
+    ranges = ([0, 32, 64], [32, 64, 90])
+    stores.batched_from_gpu(objects, *ranges, slot_mapping=slots)
+    empty = [tuple(torch.zeros_like(part).to(DEVICE) for part in pair) for pair in host]
+    loads = AcceleratorConnector(16, {})
+    loads.register(empty)
+    loads.batched_to_gpu(objects, *ranges, slot_mapping=slots, vllm_cached_tokens=48)
+    for got_pair, wanted_pair in zip(empty, host, strict=True):
+        for got, wanted in zip(got_pair, wanted_pair, strict=True):
+            back = got.cpu()
+            assert all(same(back[block], wanted[block]) for block in (0, 5, 1))
+            assert not any(back[block].view(torch.int16).any() for block in (7, 2, 3, 4, 6))
+    for call in (stores.from_gpu, loads.to_gpu):
+        try:
+            call(objects[0], 0, 16, slot_mapping=torch.arange(5, 21))
+        except ValueError as error:
+            assert "does not begin a block" in str(error)
+        else:
+            raise AssertionError("a slot inside a block was not refused")
+
+
 torch.manual_seed(3)
 globals()[sys.argv[1]]()
 print("PASSED", flush=True)

@@ -21,7 +21,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize("what", ["pinned", "pageable", "kernels", "refused"])
+@pytest.mark.parametrize("what", ["pinned", "pageable", "kernels", "refused", "connector"])
 def test_on_the_emulated_device(what: str, libraries: Path) -> None:
     done = run_program(PROGRAM, libraries, [what])
     assert "PASSED" in done.stdout, done.stdout + done.stderr
