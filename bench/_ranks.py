@@ -60,16 +60,19 @@ class RankProcesses:
             for group in groups
         ]  # fmt: skip
 
-    def __enter__(self) -> RankProcesses:
+    async def __aenter__(self) -> RankProcesses:
+        await asyncio.to_thread(self._await_ready)
+        return self
+
+    def _await_ready(self) -> None:
         for process in self._processes:
             assert process.stdout is not None
             if process.stdout.readline().strip() != "ready":
                 raise RuntimeError("a simulated rank did not start")
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for process in self._processes:
-            process.communicate("")
+            await asyncio.to_thread(process.communicate, "")
 
 
 def serve(url: str, count: int, ranks: Sequence[int]) -> None:

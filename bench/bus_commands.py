@@ -96,13 +96,11 @@ async def _agents(url: str, count: int) -> dict[str, float]:
 async def _measure() -> dict[str, float]:
     figures: dict[str, float] = {}
     for count in RANKS:
-        async with EmbeddedServer() as server:
-            with await asyncio.to_thread(lambda u=server.url, c=count: RankProcesses(u, c).__enter__()):
-                figures |= await _ranks(server.url, count)
-    async with EmbeddedServer() as server:
-        with await asyncio.to_thread(lambda u=server.url: RankProcesses(u, 1).__enter__()):
-            for count in AGENTS:
-                figures |= await _agents(server.url, count)
+        async with EmbeddedServer() as server, RankProcesses(server.url, count):
+            figures |= await _ranks(server.url, count)
+    async with EmbeddedServer() as server, RankProcesses(server.url, 1):
+        for count in AGENTS:
+            figures |= await _agents(server.url, count)
     return figures
 
 
