@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's storage by a model instead of an engine: which chunks are where, and how long moving them takes.
+
+DDR holds `ddr_chunks`, the least recently used leave first; the SSD holds everything stored until it is evicted. A
+prefetch takes `fixed_ms` once and `chunk_ms` for each chunk read, really slept, so that queues, deadlines and cancels
+behave as they would; an evict takes `fixed_ms`. It knows no conversations: nothing is ever `shared` but what is
+retained, and nothing is in use. Good for "would it have been in time?", not for "would it have been spared?".
+Thread-safe, as `StorageOps` asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from semkv.bus.status import ChunkStatus, Order, State, Tier
+from semkv.bus.steps import Step
+from semkv.consumers.storage.ops import Control, OpResult, TierInfo
+
+_GOOD = {ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE}
+_SLICE_S = 0.005
+
+
+@dataclass(frozen=True)
+class LatencyModel:
+    """What things cost. Milliseconds, bytes."""
+
+    fixed_ms: float = 0.5
+    chunk_ms: float = 5.0
+    chunk_bytes: int = 32 << 20
+    ddr_chunks: int = 256
+
+
+class ModelStorage:
+    """`StorageOps` by a `LatencyModel`."""
+
+    def __init__(self, model: LatencyModel) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._ddr: OrderedDict[int, None] = OrderedDict()
+        self._disk: set[int] = set()
+        self._retained: dict[tuple[str, str, str], set[int]] = {}
+
+    def stored(self, hashes: Iterable[int]) -> None:
+        """A request has left these chunks: in DDR as the newest, and on the SSD."""
+        with self._lock:
+            for chunk in hashes:
+                self._disk.add(chunk)
+                self._admit(chunk)
+
+    def prefetch(
+        self,
+        hashes: tuple[int, ...],
+        *,
+        order: Order,
+        tier: Tier,
+        budget_bytes: int | None,
+        dry_run: bool,
+        control: Control,
+        tenant: str,
+        session: str | None,
+    ) -> OpResult:
+        if tier is not Tier.CPU:
+            return OpResult(State.FAILED, f"the model has no tier {tier.value}", (ChunkStatus.NOT_TRIED,) * len(hashes))
+        began = time.time_ns()
+        found: list[ChunkStatus] = []
+        moved, stopped = 0, None
+        if not dry_run:
+            self._wait(self._model.fixed_ms, control)
+        for chunk in hashes:
+            stopped = control.stopped()
+            if stopped is not None:
+                break
+            status = self._one(chunk, budget_bytes, moved, dry_run, control)
+            if status is ChunkStatus.LOADED and not dry_run:
+                moved += self._model.chunk_bytes
+                control.progress(1, self._model.chunk_bytes)
+            if status is ChunkStatus.NO_MEMORY:
+                found.append(status)
+                break
+            if order is Order.PREFIX and found and found[-1] in {ChunkStatus.MISSING, ChunkStatus.UNREACHABLE}:
+                status = ChunkStatus.UNREACHABLE
+            found.append(status)
+        found += [ChunkStatus.NOT_TRIED] * (len(hashes) - len(found))
+        good = sum(status in _GOOD for status in found)
+        usable = next((place for place, status in enumerate(found) if status not in _GOOD), len(found))
+        state = stopped or (State.SUCCEEDED if good == len(found) else State.PARTIAL)
+        step = Step("kv.tier.load disk→cpu", began, time.time_ns(), {"kv.bytes": moved})
+        return OpResult(state, None, tuple(found), {"cpu": moved}, usable, (step,) if moved else ())
+
+    def evict(
+        self,
+        hashes: tuple[int, ...],
+        *,
+        tiers: tuple[Tier, ...] | None,
+        force: bool,
+        dry_run: bool,
+        control: Control,
+        tenant: str,
+        session: str | None,
+    ) -> OpResult:
+        began = time.time_ns()
+        self._wait(self._model.fixed_ms, control)
+        named = set(tiers or (Tier.CPU, Tier.DISK))
+        with self._lock:
+            kept = set().union(*self._retained.values()) if self._retained else set()
+            found = [self._remove(chunk, named, kept if not force else set(), dry_run) for chunk in hashes]
+        state = State.PARTIAL if ChunkStatus.SHARED in found else State.SUCCEEDED
+        return OpResult(state, None, tuple(found), steps=(Step("kv.tier.evict", began, time.time_ns()),))
+
+    def locate(self, hashes: tuple[int, ...], *, tenant: str) -> OpResult:
+        with self._lock:
+            rows = tuple(
+                tuple(tier for tier, held in ((Tier.CPU, self._ddr), (Tier.DISK, self._disk)) if chunk in held)
+                for chunk in hashes
+            )
+        return OpResult(State.SUCCEEDED, chunk_tiers=rows)
+
+    def retain(self, client: str, session: str, hashes: tuple[int, ...], ttl_s: float, tenant: str) -> OpResult:
+        with self._lock:
+            self._retained.setdefault((tenant, client, session), set()).update(hashes)
+        return OpResult(State.SUCCEEDED)
+
+    def release(self, client: str, session: str, tenant: str) -> OpResult:
+        with self._lock:
+            self._retained.pop((tenant, client, session), None)
+        return OpResult(State.SUCCEEDED)
+
+    def tiers(self) -> list[TierInfo]:
+        size = self._model.chunk_bytes
+        with self._lock:
+            ddr, disk = len(self._ddr), len(self._disk)
+        return [
+            TierInfo("cpu", self._model.ddr_chunks * size, ddr * size, ddr),
+            TierInfo("disk", max(disk, 1) * size, disk * size, disk),
+        ]
+
+    def _one(self, chunk: int, budget: int | None, moved: int, dry_run: bool, control: Control) -> ChunkStatus:
+        with self._lock:
+            if chunk in self._ddr:
+                self._ddr.move_to_end(chunk)
+                return ChunkStatus.ALREADY_THERE
+            if chunk not in self._disk:
+                return ChunkStatus.MISSING
+        if budget is not None and moved + self._model.chunk_bytes > budget:
+            return ChunkStatus.NO_MEMORY
+        if dry_run:
+            return ChunkStatus.LOADED
+        self._wait(self._model.chunk_ms, control)
+        if control.stopped() is not None:
+            return ChunkStatus.NOT_TRIED
+        with self._lock:
+            self._admit(chunk)
+        return ChunkStatus.LOADED
+
+    def _admit(self, chunk: int) -> None:
+        self._ddr[chunk] = None
+        self._ddr.move_to_end(chunk)
+        while len(self._ddr) > self._model.ddr_chunks:
+            self._ddr.popitem(last=False)
+
+    def _remove(self, chunk: int, tiers: set[Tier], kept: set[int], dry_run: bool) -> ChunkStatus:
+        held = (Tier.CPU in tiers and chunk in self._ddr) or (Tier.DISK in tiers and chunk in self._disk)
+        if not held:
+            return ChunkStatus.ABSENT
+        if chunk in kept:
+            return ChunkStatus.SHARED
+        if not dry_run:
+            if Tier.CPU in tiers:
+                self._ddr.pop(chunk, None)
+            if Tier.DISK in tiers:
+                self._disk.discard(chunk)
+        return ChunkStatus.REMOVED
+
+    def _wait(self, ms: float, control: Control) -> None:
+        deadline = time.monotonic() + ms / 1000
+        while (left := deadline - time.monotonic()) > 0 and control.stopped() is None:
+            time.sleep(min(left, _SLICE_S))
