@@ -2,7 +2,9 @@
 """What the publisher's thread runs: connect, learn what the ranks announced, publish, repeat.
 
 Nothing here is seen by the scheduler but `Agreement.state`. Events wait in the ring while NATS is away or while the
-ranks of this instance have not announced themselves yet; a batch is over when the server has answered behind it.
+ranks of this instance have not announced themselves yet; a batch is over when the server has answered behind it. A
+server that goes down may have answered without having stored, so what was sent in the last two seconds before is sent
+again after a reconnect, under the seq it had and with a message id by which the events stream knows it.
 
 Threads: one loop, the publisher's. Errors: a lost connection is waited for; anything else passes to the publisher,
 which logs it once and starts this loop over.
@@ -14,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from typing import Any
 
 import nats.errors
@@ -22,6 +25,7 @@ from semkv.bus import codec, subjects
 from semkv.bus.connection import Link, connect_nats
 from semkv.bus.errors import BusError, BusUnavailableError
 from semkv.bus.messages.base import TenantMessage
+from semkv.bus.messages.finished import Finished
 from semkv.bus.messages.heartbeat import Heartbeat
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import HashesStatus
@@ -49,6 +53,8 @@ SETTLE_S = 6.0
 """How long events wait for ranks that have not announced themselves (they do so every 2 s)."""
 FLUSH_S = 3.0
 DRAIN_S = 0.9
+RECENT_S = 2.0
+RECENT_NOTES = 2048
 HEADROOM = 8192
 
 
@@ -74,16 +80,21 @@ class EventLoop:
         self._link = Link()
         self._tracer = NullTracer()
         self._unsent: list[FinishedNote] = []
+        self._recent: deque[tuple[float, FinishedNote]] = deque(maxlen=RECENT_NOTES)
+        self._back = False
         self._next_beat = 0.0
+        self._dropped_said = 0
         self._waiting_since: float | None = None
 
     async def run(self, publisher: EventPublisher) -> None:
         """Publish until the publisher is closed."""
         self._link = Link()
+        self._link.on_reconnect.append(self._came_back)
         self._tracer = setup_tracing("semkv-engine")
         connection = await self._connect(publisher)
         if connection is None:
             return
+        self._came_back()
         try:
             async with Announced(connection, self._link, self.instance, self.agreement):
                 await self._serve(connection, publisher)
@@ -92,6 +103,9 @@ class EventLoop:
                 await asyncio.wait_for(connection.close(), 1.0)
             with contextlib.suppress(Exception):
                 self._tracer.shutdown()
+
+    def _came_back(self) -> None:
+        self._back = True
 
     async def _connect(self, publisher: EventPublisher) -> Any:
         while not publisher.closing:
@@ -138,6 +152,12 @@ class EventLoop:
 
     async def _publish(self, connection: Any, publisher: EventPublisher) -> bool:
         """Send a batch and what heartbeat is due. False if the server did not answer."""
+        if self._back:
+            self._back = False
+            if self._recent:
+                last = self._recent[-1][0]
+                self._unsent = [note for at, note in self._recent if at >= last - RECENT_S] + self._unsent
+                self._recent.clear()
         batch = self._unsent or publisher.take(BATCH)
         self._unsent = batch
         for note in batch:
@@ -156,7 +176,15 @@ class EventLoop:
             publisher.complain("no answer from NATS (the batch is sent again)", error)
             return False
         self._unsent = []
+        now = time.monotonic()
+        self._recent.extend((now, note) for note in batch)
         publisher.published += len(batch)
+        if publisher.dropped > self._dropped_said:
+            _log.warning(
+                "semkv: %d finished events were dropped while NATS was away (SEMKV_EVENT_RING holds more)",
+                publisher.dropped - self._dropped_said,
+            )
+            self._dropped_said = publisher.dropped
         return True
 
     def _judge(self, note: FinishedNote) -> None:
@@ -202,6 +230,9 @@ class EventLoop:
 
     async def _put(self, connection: Any, message: TenantMessage, context: TraceContext | None = None) -> None:
         payload, headers = codec.encode(message, json=self.settings.event_format == "json")
+        if isinstance(message, Finished):
+            who = f"{subjects.token(message.tenant)}.{subjects.token(message.instance)}"
+            headers[codec.MSG_ID] = f"{who}.{message.epoch}.{message.seq}.{message.part}"
         subject = subjects.event(message.tenant, message.domain, message.instance, message.type)
         if context is None:
             await connection.publish(subject, payload, headers=headers)

@@ -47,6 +47,7 @@ class EventPublisher:
         self._name = name
         self._tenant = tenant
         self._seq: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,10 +77,7 @@ class EventPublisher:
                 last = self._seq.get(tenant, 0)
             note.seq = self._seq[tenant] = last + 1
             note.epoch = self.epoch
-            ring = self._ring
-            if len(ring) == ring.maxlen:
-                self.dropped += 1
-            ring.append(note)
+            self._ring.append(note)
             if self._asleep:
                 self._asleep = False
                 self._rouse()
@@ -118,6 +116,7 @@ class EventPublisher:
             self.epoch = time.time_ns()
             self._ring.clear()
             self._seq.clear()
+            self._taken.clear()
             self.dropped = self.published = self.restarts = 0
         self._pid = os.getpid()
         self._loop = self._wake = self._stop = None
@@ -155,11 +154,13 @@ class EventPublisher:
         """Up to `limit` notes, oldest first."""
         taken: list[FinishedNote] = []
         ring = self._ring
-        try:
+        with contextlib.suppress(IndexError):
             while len(taken) < limit:
-                taken.append(ring.popleft())
-        except IndexError:
-            pass
+                note = ring.popleft()
+                # What the ring dropped shows here, as it will to whoever reads the events.
+                self.dropped += note.seq - self._taken.get(note.tenant, 0) - 1
+                self._taken[note.tenant] = note.seq
+                taken.append(note)
         return taken
 
     def backlog(self) -> int:

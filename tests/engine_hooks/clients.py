@@ -7,6 +7,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
@@ -75,12 +76,14 @@ def end(client: Any) -> None:
         inner.running = False
         import zmq
 
+        bound = inner.pull_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         wake = inner.ctx.socket(zmq.PUSH)
-        wake.connect(inner.pull_socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        wake.connect(bound)
         wake.send(b"")
         inner.thread.join(2)
         wake.close(linger=0)
         for socket in (*inner.push_sockets, inner.pull_socket):
             socket.close(linger=0)
+        Path(bound.removeprefix("ipc://")).unlink(missing_ok=True)
     elif hasattr(inner, "transport"):
         inner.transport.close()
