@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import deque
 from typing import Any
@@ -82,12 +83,18 @@ class EventLoop:
         self._unsent: list[FinishedNote] = []
         self._recent: deque[tuple[float, FinishedNote]] = deque(maxlen=RECENT_NOTES)
         self._back = False
+        self._pid = os.getpid()
         self._next_beat = 0.0
         self._dropped_said = 0
         self._waiting_since: float | None = None
 
     async def run(self, publisher: EventPublisher) -> None:
         """Publish until the publisher is closed."""
+        if self._pid != os.getpid():
+            # Forked: what was sent or is to be sent again is the parent's.
+            self._pid, self._dropped_said = os.getpid(), 0
+            self._unsent.clear()
+            self._recent.clear()
         self._link = Link()
         self._link.on_reconnect.append(self._came_back)
         self._tracer = setup_tracing("semkv-engine")
