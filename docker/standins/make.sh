@@ -47,5 +47,7 @@ for links in ${PIP_FIND_LINKS:-}; do [[ -d $links ]] && cp -l "$links"/*.whl "$f
   printf 'COPY pip.conf /etc/pip.conf\nCOPY wheels /wheels\n'
   printf 'ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt PIP_CERT=/etc/ssl/certs/ca-certificates.crt\n'
   printf 'ENV PIP_FIND_LINKS=/wheels\n'
+  # Debian's Python has its headers in a package of their own; the image that this stands in for has them.
+  printf 'RUN apt-get update -q && apt-get install -y -q --no-install-recommends python3-dev\n'
 } > "$folder/build/Dockerfile"
-docker build -q -t semkv/build-base "$folder/build"
+docker build -q --network host -t semkv/build-base "$folder/build"
