@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The concurrency drill: live requests, prefetches, evicts, pressure on DDR and disk, all at once on a real LMCache.
 
-Seeded and bounded. At every quiet point the invariants are checked: every hot chunk valid with one reference and no pin
+Seeded and bounded. At every quiet point the invariants are checked: every hot chunk valid, one reference, no pin,
 and the bytes its prompt must have, no lock held, quota, usage and files equal. With faults, file reads and writes fail,
 come short or find no file, and allocations fail, at random.
 
 Run `python -m bench.drill --seconds 300 --faults`; `run` is what the tests call for a second or two.
-Threads: one live thread (as vLLM has), two of prefetches, two of evicts. Errors: an invariant that does not hold raises.
+Threads: one live thread (as vLLM has), two of prefetches, two of evicts.
+Errors: an invariant that does not hold raises.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from semkv.consumers.storage.backends import LOCAL_TIERS, Backends
 from semkv.consumers.storage.evict import Evict, EvictRules, RemoteRemover
 from semkv.consumers.storage.inflight import InFlight
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
-from semkv.consumers.storage.prefetch import Loaded, Prefetch, PrefetchRules, dry_run
+from semkv.consumers.storage.prefetch import Prefetch, PrefetchRules, Watch, dry_run, step_name
 from semkv.consumers.storage.remote import remote_tier
 
 logger = logging.getLogger("semkv.consumers.storage")
@@ -51,13 +51,6 @@ class Forest(Protocol):
         """End what was retained; returns how many chunks that was."""
 
 
-class Watch(Protocol):
-    """Who is told about commands, to attribute later hits to them."""
-
-    def loaded(self, chunk: Loaded) -> None:
-        """A prefetch brought a chunk in."""
-
-
 def _never_raises(operation: F) -> F:
     @functools.wraps(operation)
     def guarded(*args: Any, **kwargs: Any) -> OpResult:
@@ -78,6 +71,7 @@ class LMCacheStorage:
         self._forest = forest
         self._watch = watch
         self._inflight = InFlight()
+        self._rates: dict[str, float] = {}
 
     @property
     def inflight(self) -> InFlight:
@@ -110,7 +104,7 @@ class LMCacheStorage:
         )
         if dry_run:
             return self._dry_run(hashes, rules, order, budget_bytes)
-        return Prefetch(
+        result = Prefetch(
             self._backends,
             self._inflight,
             rules,
@@ -119,8 +113,16 @@ class LMCacheStorage:
             budget_bytes=budget_bytes,
             control=control or Control(),
             find=self._find,
-            on_loaded=self._watch.loaded if self._watch is not None else None,
+            watch=self._watch,
         ).run()
+        self._learn_rates(result)
+        return result
+
+    def _learn_rates(self, result: OpResult) -> None:
+        for step in result.steps:
+            moved, busy = int(step.attributes["kv.bytes"]), int(step.attributes["kv.busy_ns"])
+            if moved and busy:
+                self._rates[step.name] = moved * 1e9 / busy
 
     def _dry_run(
         self, hashes: tuple[int, ...], rules: PrefetchRules, order: Order, budget_bytes: int | None
@@ -132,7 +134,7 @@ class LMCacheStorage:
             order=order,
             budget_bytes=budget_bytes,
             size_of=self._size_of,
-            rate=lambda tier: None,
+            rate=lambda tier: self._rates.get(step_name(tier)),
         )
 
     def _find(self, key: Any) -> sources.Found | None:

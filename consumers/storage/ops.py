@@ -21,9 +21,10 @@ from semkv.bus.steps import Step
 class Control:
     """Stops a running operation, and shows how far it is. Any thread."""
 
-    def __init__(self, deadline_ns: int | None = None) -> None:
+    def __init__(self, deadline_ns: int | None = None, command_id: str = "") -> None:
         """`deadline_ns` is on the clock of `time.monotonic_ns`; None means no deadline."""
         self.deadline_ns = deadline_ns
+        self.command_id = command_id
         self.chunks_done = 0
         self.bytes_done = 0
         self._cancelled = threading.Event()

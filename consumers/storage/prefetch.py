@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
 from semkv.consumers.storage import hot, sources
@@ -41,9 +41,23 @@ class PrefetchRules:
 class Loaded:
     """One chunk that a prefetch brought in: told to whoever attributes later hits to it."""
 
+    command_id: str
     chunk_hash: int
     memory_obj: Any
     size: int
+
+
+class Watch(Protocol):
+    """Who is told about a prefetch, to attribute later hits to it."""
+
+    def begins(self, command_id: str, hashes: tuple[int, ...]) -> None:
+        """A prefetch means to bring these in."""
+
+    def loaded(self, chunk: Loaded) -> None:
+        """A prefetch brought a chunk in."""
+
+    def ends(self, command_id: str) -> None:
+        """The prefetch is over."""
 
 
 class Prefetch:
@@ -60,7 +74,7 @@ class Prefetch:
         budget_bytes: int | None,
         control: Control,
         find: Callable[[Any], sources.Found | None],
-        on_loaded: Callable[[Loaded], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._backends = backends
         self._cpu = backends.cpu
@@ -73,7 +87,7 @@ class Prefetch:
         self._budget = budget_bytes
         self._control = control
         self._find = find
-        self._on_loaded = on_loaded
+        self._watch = watch if control.command_id else None  # without a name nothing can be attributed to it
         self._own = frozenset(self._hashes)
         self._room = hot.Room(self._cpu, allowed=self._may_go, better=lambda key: rules.idle(key.chunk_hash))
         self._cap = backends.pool_bytes() // 2
@@ -92,12 +106,16 @@ class Prefetch:
     def run(self) -> OpResult:
         """Load chunk after chunk, then settle."""
         self._inflight.plan(self._hashes)
+        if self._watch is not None:
+            self._watch.begins(self._control.command_id, self._hashes)
         try:
             rest = self._load_all()
             self._status += [rest] * (len(self._hashes) - len(self._status))
             self._settle()
         finally:
             self._inflight.settle(self._hashes)
+            if self._watch is not None:
+                self._watch.ends(self._control.command_id)
             for memory_obj in self._held.values():
                 memory_obj.ref_count_down()
             self._held.clear()
@@ -196,7 +214,7 @@ class Prefetch:
     def _read(self, found: sources.Found, memory_obj: Any) -> ChunkStatus | None:
         """Fill the object; what went wrong, or None."""
         try:
-            with self._clock.span(_step_name(found)):
+            with self._clock.span(step_name(found.tier)):
                 found.read_into(memory_obj)
         except sources.ChunkGoneError as error:
             self._reason = str(error)
@@ -217,10 +235,10 @@ class Prefetch:
             return ChunkStatus.ALREADY_THERE
         self._loaded_bytes += size
         self._bytes[str(found.tier)] = self._bytes.get(str(found.tier), 0) + size
-        self._clock.count(_step_name(found), 1, size)
+        self._clock.count(step_name(found.tier), 1, size)
         self._control.progress(0, size)
-        if self._on_loaded is not None:
-            self._on_loaded(Loaded(key.chunk_hash, memory_obj, size))
+        if self._watch is not None:
+            self._watch.loaded(Loaded(self._control.command_id, key.chunk_hash, memory_obj, size))
         return ChunkStatus.LOADED
 
     def _settle(self) -> None:
@@ -244,8 +262,9 @@ class Prefetch:
         )
 
 
-def _step_name(found: sources.Found) -> str:
-    return f"kv.tier.load {found.tier}→cpu"
+def step_name(tier: Tier) -> str:
+    """The step of loads from a tier."""
+    return f"kv.tier.load {tier}→cpu"
 
 
 def leading(statuses: tuple[ChunkStatus, ...]) -> int:

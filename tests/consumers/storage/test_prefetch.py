@@ -256,6 +256,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(rig: Rig, storage:
     assert result.chunk_status == (THERE, LOADED, LOADED, MISSING)
     assert result.bytes_by_tier == {"disk": 2 * rig.chunk_bytes}
     assert result.reason is not None and "2 chunks" in result.reason
+    assert "in about" in result.reason, "the first load has shown how fast this disk is"
     assert rig.counts() == before
     assert list(rig.cpu.hot_cache) == order
 

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of the chunks that prefetches brought in: useful, redundant, late or wasted.
+
+Told by object identity: of each object a command loaded a weak reference is kept. *Useful*: the device connector
+receives that very object for tokens that the engine did not hold. *Redundant*: a request named the chunk, and the
+engine held its tokens already. *Late*: a request named a chunk that a prefetch had yet to load. *Wasted*: it went, or
+nobody came for it in time. A command's outcome is told once, when nothing of it is open any more.
+
+Threads: any; one lock, never held while callbacks run. Errors: none reach the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from semkv.consumers.storage.prefetch import Loaded
+
+logger = logging.getLogger("semkv.consumers.storage")
+
+OPEN_S = 600.0
+_MARK = "__semkv_attribution__"
+
+
+@dataclass
+class Outcome:
+    """What became of one command's chunks. `lead_ms` is the shortest time from load to use, 0 if none was useful."""
+
+    command_id: str
+    useful: int = 0
+    redundant: int = 0
+    late: int = 0
+    wasted: int = 0
+    bytes: int = 0
+    lead_ms: float = 0.0
+
+
+@dataclass
+class _Chunk:
+    command_id: str
+    chunk_hash: int
+    reference: weakref.ref[Any]
+    size: int
+    loaded_at: float
+
+
+@dataclass
+class _Command:
+    outcome: Outcome
+    planned: frozenset[int]
+    running: bool = True
+    open: int = 0
+    late: set[int] = field(default_factory=set)
+
+
+class Attribution:
+    """Follows the chunks of one engine's prefetches."""
+
+    def __init__(
+        self,
+        on_outcome: Callable[[Outcome], None],
+        *,
+        on_useful: Callable[[str, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        open_s: float = OPEN_S,
+    ) -> None:
+        """`on_useful` gets the command and the request that it served, so that their spans can be linked."""
+        self._on_outcome = on_outcome
+        self._on_useful = on_useful
+        self._clock = clock
+        self._open_s = open_s
+        self._lock = threading.Lock()
+        self._commands: dict[str, _Command] = {}
+        self._by_identity: dict[int, _Chunk] = {}
+        self._by_hash: dict[int, int] = {}
+        self._requests: dict[str, tuple[int, ...]] = {}
+
+    def watch_device(self, engine: Any) -> None:
+        """Listen to what the engine's device connector receives, on this engine's connector only."""
+        load = engine.gpu_connector.batched_to_gpu
+        if hasattr(load, _MARK):
+            return
+
+        @functools.wraps(load)
+        def batched_to_gpu(memory_objs: Any, starts: Any, ends: Any, **kwargs: Any) -> Any:
+            self._guard(self.received, memory_objs, ends, kwargs)
+            return load(memory_objs, starts, ends, **kwargs)
+
+        setattr(batched_to_gpu, _MARK, True)
+        engine.gpu_connector.batched_to_gpu = batched_to_gpu
+
+    def _guard(self, action: Callable[..., None], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except Exception:
+            logger.exception("a hit could not be attributed")
+
+    def begins(self, command_id: str, hashes: tuple[int, ...]) -> None:
+        """A prefetch means to bring these in."""
+        with self._lock:
+            self._commands[command_id] = _Command(Outcome(command_id), frozenset(hashes))
+
+    def loaded(self, chunk: Loaded) -> None:
+        """A prefetch brought a chunk in."""
+        with self._lock:
+            self._forget(self._by_hash.get(chunk.chunk_hash), "wasted")
+            command = self._commands[chunk.command_id]
+            command.open += 1
+            command.outcome.bytes += chunk.size
+            self._by_identity[id(chunk.memory_obj)] = _Chunk(
+                chunk.command_id, chunk.chunk_hash, weakref.ref(chunk.memory_obj), chunk.size, self._clock()
+            )
+            self._by_hash[chunk.chunk_hash] = id(chunk.memory_obj)
+
+    def ends(self, command_id: str) -> None:
+        """The prefetch is over."""
+        with self._lock:
+            self._commands[command_id].running = False
+        self._tell()
+
+    def looked_up(self, request_id: str, hashes: Sequence[int]) -> None:
+        """A request named these chunks."""
+        with self._lock:
+            if not self._commands:
+                return
+            self._requests[request_id] = tuple(hashes)
+            for command in self._commands.values():
+                if command.running:
+                    pending = {h for h in hashes if h in command.planned and h not in self._by_hash}
+                    command.outcome.late += len(pending - command.late)
+                    command.late |= pending
+
+    def received(self, memory_objs: Sequence[Any], ends: Sequence[int], call: dict[str, Any]) -> None:
+        """The device connector is about to load these objects."""
+        held = int(call.get("vllm_cached_tokens") or 0)
+        request_id = str(call.get("req_id") or "")
+        served: set[str] = set()
+        with self._lock:
+            for memory_obj, end in zip(memory_objs, ends, strict=False):
+                chunk = self._by_identity.get(id(memory_obj))
+                if chunk is None or chunk.reference() is not memory_obj or end <= held:
+                    continue
+                outcome = self._commands[chunk.command_id].outcome
+                lead = (self._clock() - chunk.loaded_at) * 1000
+                outcome.lead_ms = min(outcome.lead_ms, lead) if outcome.useful else lead
+                self._forget(id(memory_obj), "useful")
+                served.add(chunk.command_id)
+        for command_id in served if self._on_useful is not None else ():
+            self._on_useful(command_id, request_id)  # type: ignore[misc]  # checked above
+        self._tell()
+
+    def finished(self, request_ids: Iterable[str]) -> None:
+        """These requests have ended: what they named and did not load, the engine held already."""
+        with self._lock:
+            for request_id in request_ids:
+                for chunk_hash in self._requests.pop(request_id, ()):
+                    self._forget(self._by_hash.get(chunk_hash), "redundant")
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Settle what has gone or waited too long; call it now and then."""
+        now = self._clock()
+        with self._lock:
+            for identity, chunk in list(self._by_identity.items()):
+                memory_obj = chunk.reference()
+                if memory_obj is None or not memory_obj.is_valid() or now - chunk.loaded_at >= self._open_s:
+                    self._forget(identity, "wasted")
+        self._tell()
+
+    def _forget(self, identity: int | None, how: str) -> None:
+        chunk = self._by_identity.pop(identity, None) if identity is not None else None
+        if chunk is None:
+            return
+        if self._by_hash.get(chunk.chunk_hash) == identity:
+            del self._by_hash[chunk.chunk_hash]
+        command = self._commands[chunk.command_id]
+        command.open -= 1
+        setattr(command.outcome, how, getattr(command.outcome, how) + 1)
+
+    def _tell(self) -> None:
+        with self._lock:
+            over = [command for command in self._commands.values() if not command.running and command.open == 0]
+            for command in over:
+                del self._commands[command.outcome.command_id]
+            if not self._commands:
+                self._requests.clear()
+        for command in over:
+            self._on_outcome(command.outcome)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of prefetched chunks, told by object identity on a real engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semkv.consumers.storage import Control, LMCacheStorage, files
+from semkv.consumers.storage.attribution import Attribution, Outcome
+from tests.consumers.storage.nobody import Nobody
+from tests.support.lmcache_engine import Rig
+
+
+class Scene:
+    """An engine whose hits are attributed, with four chunks on disk."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.told: list[Outcome] = []
+        self.links: list[tuple[str, str]] = []
+        self.now = 0.0
+        self.attribution = Attribution(
+            self.told.append, on_useful=lambda *pair: self.links.append(pair), clock=lambda: self.now
+        )
+        self.attribution.watch_device(rig.engine)
+        self.storage = LMCacheStorage(rig.engine, Nobody(), watch=self.attribution)
+        self.tokens = rig.tokens(4)
+        self.hashes = rig.store(self.tokens)
+        rig.drop_from_ddr(self.tokens)
+
+    def prefetch(self, command: str = "c1") -> None:
+        self.storage.prefetch(self.hashes, control=Control(command_id=command))
+
+    def request(self, name: str, skip: int = 0) -> None:
+        self.attribution.looked_up(name, self.hashes)
+        self.rig.lookup(self.tokens, request=name)
+        self.rig.retrieve(name, self.tokens, skip_chunks=skip)
+        self.attribution.finished([name])
+
+
+@pytest.fixture
+def scene(rig: Rig) -> Scene:
+    """The engine and its attribution."""
+    return Scene(rig)
+
+
+def counted(outcome: Outcome) -> tuple[int, int, int, int]:
+    return outcome.useful, outcome.redundant, outcome.late, outcome.wasted
+
+
+def test_what_a_request_loads_is_useful_and_linked_to_it(scene: Scene) -> None:
+    scene.prefetch()
+    assert scene.told == []
+    scene.now += 2.0
+    scene.request("r1")
+    assert [counted(outcome) for outcome in scene.told] == [(4, 0, 0, 0)]
+    assert (scene.told[0].lead_ms, scene.told[0].bytes) == (2000.0, 4 * scene.rig.chunk_bytes)
+    assert scene.links == [("c1", "r1")]
+    scene.request("r2")
+    assert len(scene.told) == 1, "told once"
+
+
+def test_what_the_engine_held_already_is_redundant(scene: Scene) -> None:
+    scene.prefetch()
+    scene.request("r1", skip=3)
+    assert [counted(outcome) for outcome in scene.told] == [(1, 3, 0, 0)]
+
+
+def test_what_goes_before_anybody_comes_is_wasted(scene: Scene) -> None:
+    scene.prefetch()
+    scene.storage.evict(scene.hashes[3:])
+    scene.attribution.sweep()
+    scene.request("r1")
+    assert [counted(outcome) for outcome in scene.told] == [(3, 0, 0, 1)]
+
+
+def test_what_nobody_comes_for_in_time_is_wasted(scene: Scene) -> None:
+    scene.prefetch()
+    scene.now += 600.0
+    scene.attribution.sweep()
+    assert [counted(outcome) for outcome in scene.told] == [(0, 0, 0, 4)]
+
+
+def test_the_same_chunk_loaded_by_somebody_else_is_not_the_commands(scene: Scene) -> None:
+    scene.prefetch()
+    scene.rig.drop_from_ddr(scene.tokens)
+    scene.request("r1")
+    assert [counted(outcome)[0] for outcome in scene.told] == [0]
+
+
+def test_a_request_that_comes_before_the_load_makes_it_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = files.read_full
+    asked: list[str] = []
+
+    def during(*args: Any, **kwargs: Any) -> int:
+        if not asked:
+            asked.append("r1")
+            scene.attribution.looked_up("r1", scene.hashes)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(files, "read_full", during)
+    scene.prefetch()
+    scene.rig.lookup(scene.tokens, request="r1")
+    scene.rig.retrieve("r1", scene.tokens)
+    scene.attribution.finished(["r1"])
+    assert [counted(outcome) for outcome in scene.told] == [(4, 0, 4, 0)]
