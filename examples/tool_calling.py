@@ -67,7 +67,10 @@ async def main(question: str, *, choice: Any = "auto", store: str = ":memory:") 
                     continue
                 print(f"tool: {call.function.name}({call.function.arguments})")
                 decisions = await memory.tool_call_started(SESSION, call.function.name, moment_id=call.id)
-                result = await read_notes(**json.loads(call.function.arguments))
+                try:
+                    result = await read_notes(json.loads(call.function.arguments)["topic"])
+                except (ValueError, KeyError, TypeError) as error:  # models get arguments wrong: tell them
+                    result = f"read_notes wants {{'topic': 'billing' or 'garden'}}: {error}"
                 await memory.tool_call_ended(SESSION, moment_id=call.id)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
                 await memory.settled()

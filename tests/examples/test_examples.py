@@ -45,6 +45,7 @@ def test_the_tool_calling_loop(world: World) -> None:
         "asyncio.run(tool_calling.main('What is the state of the billing job? ' * 12, choice=choice))"
     )
     output = world.python("-c", script, str(EXAMPLES))
-    assert re.search(r"tool: read_notes\(\{\s*\"topic\"", output), output
+    # The weights are random: the call is forced, its arguments may be nonsense, and the loop has to bear that.
+    assert "tool: read_notes(" in output, output
     assert "moment    tool_call_started" in output and "outcome   succeeded" in output, output
     assert "retain moment-" in output and "prefetch moment-" in output, output
