@@ -240,7 +240,14 @@ def test_data_parallel_engines_publish_each_request_once(folder: Path) -> None:
     with (
         EmbeddedServer(folder / "nats") as nats,
         Capture(nats.url) as seen,
-        serving(folder, nats.url, {}, arguments=["--data-parallel-size", "2"], max_model_len=1024) as server,
+        serving(
+            folder,
+            nats.url,
+            # The two engines read one configuration, and two engines must not share a disk folder.
+            {"settings": {"local_disk": None, "max_local_disk_size": 0.0}},
+            arguments=["--data-parallel-size", "2"],
+            max_model_len=1024,
+        ) as server,
     ):
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda n: complete(server, f"parallel {n} " + TEXT * 12), range(8)))
