@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from semkv.native.connector.metadata import adopt, fit
-from semkv.native.connector.startup import StartUpError, check, claim_disk
+from semkv.native.connector.startup import StartUpError, check, claim_disk, separate_disk
 from semkv.native.connector.vllm_cpu import EngineLayoutError, cpu_layout
 from semkv.native.extension import CoreMissingError, core
 
@@ -108,6 +108,7 @@ def _apply_extra_config(original: Any) -> Any:
     def apply_extra_config(self: Any, config: Any, vllm_config: Any) -> None:
         original(self, config, vllm_config)
         check(config, vllm_config)
+        separate_disk(config, vllm_config)
         if getattr(self._role, "name", "") == "SCHEDULER":  # one of them for each engine, however many ranks
             claim_disk(config.local_disk)
 

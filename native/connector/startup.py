@@ -45,6 +45,19 @@ def check(config: Any, vllm_config: Any) -> None:
         )
 
 
+def separate_disk(config: Any, vllm_config: Any) -> None:
+    """Gives every engine of a data-parallel deployment a folder of its own below the one that all were configured with.
+
+    Called in both roles, for each reads the configuration by itself; a second call changes nothing.
+    """
+    parallel = vllm_config.parallel_config
+    if not config.local_disk or getattr(parallel, "data_parallel_size", 1) < 2:
+        return
+    own = f"dp{parallel.data_parallel_rank}"
+    if Path(config.local_disk).name != own:
+        config.local_disk = f"{Path(config.local_disk) / own}/"
+
+
 _claimed: dict[str, int] = {}  # folder → descriptor that holds its lock, for the life of this process
 
 

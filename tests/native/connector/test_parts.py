@@ -14,7 +14,7 @@ import torch
 
 from semkv.native.connector.device import BlockConnector
 from semkv.native.connector.metadata import adopt, fit
-from semkv.native.connector.startup import StartUpError, check, claim_disk
+from semkv.native.connector.startup import StartUpError, check, claim_disk, separate_disk
 from semkv.native.connector.vllm_cpu import LATENT, PACKED, SPLIT, CpuLayout, EngineLayoutError
 
 pytestmark = pytest.mark.lmcache
@@ -156,3 +156,17 @@ def test_two_engines_do_not_share_a_disk(tmp_path: Path) -> None:
     assert other.returncode != 0
     assert "is in use by another engine" in other.stderr
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_data_parallel_engines_have_folders_of_their_own() -> None:
+    def parallel(size: int, rank: int) -> Any:
+        return SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=size, data_parallel_rank=rank))
+
+    for size, rank, expected in ((1, 0, "/d/"), (2, 0, "/d/dp0/"), (2, 1, "/d/dp1/")):
+        settings = config(local_disk="/d/")
+        separate_disk(settings, parallel(size, rank))
+        separate_disk(settings, parallel(size, rank))
+        assert settings.local_disk == expected
+    nothing = config(local_disk=None)
+    separate_disk(nothing, parallel(2, 1))
+    assert nothing.local_disk is None
