@@ -57,6 +57,9 @@ async def main(question: str, *, choice: Any = "auto", store: str = ":memory:") 
                 extra_body={"kv_transfer_params": {"semkv": {"session": SESSION}}},
             )
             message = answer.choices[0].message
+            # The answer has the chunk hashes at once; the engine's event may still be on its way.
+            known = ((answer.model_extra or {}).get("kv_transfer_params") or {}).get("chunk_hashes")
+            await memory.write_back(SESSION, known, request_id=answer.id)
             await memory.note(SESSION, question, topic=question, request_id=answer.id)
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
