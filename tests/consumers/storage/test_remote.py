@@ -29,11 +29,17 @@ def files_of(store: Path) -> list[Path]:
     return sorted(store.rglob("*.data"))
 
 
+def written(rig: Rig, store: Path, count: int) -> None:
+    """Wait for the files, and for the writes to let go of their objects."""
+    rig.wait_for(lambda: len(files_of(store)) == count, "the files of the remote store")
+    rig.wait_for(lambda: all(refs == 1 for refs, _, _ in rig.counts()["hot"].values()), "the writes to let go")
+
+
 def test_from_the_store_to_ddr_and_out_of_both(remote: tuple[Rig, LMCacheStorage, Path]) -> None:
     rig, storage, store = remote
     tokens = rig.tokens(3)
     hashes = rig.store(tokens)
-    rig.wait_for(lambda: len(files_of(store)) == 3, "the files of the remote store")
+    written(rig, store, 3)
     before = {key.chunk_hash: checksum(obj) for key, obj in rig.cpu.hot_cache.items()}
     assert storage.locate(hashes).chunk_tiers == ((Tier.CPU, Tier.REMOTE),) * 3
     assert storage.evict(hashes).chunk_status == (ChunkStatus.REMOVED,) * 3
@@ -56,7 +62,7 @@ def test_a_short_file_fails_and_is_not_registered(remote: tuple[Rig, LMCacheStor
     rig, storage, store = remote
     tokens = rig.tokens(1)
     hashes = rig.store(tokens)
-    rig.wait_for(lambda: len(files_of(store)) == 1, "the file of the remote store")
+    written(rig, store, 1)
     storage.evict(hashes)
     path = files_of(store)[0]
     os.truncate(path, path.stat().st_size - 100)
@@ -70,7 +76,7 @@ def test_a_connector_that_cannot_remove_says_so_while_the_others_are_done(
 ) -> None:
     rig, storage, store = remote
     hashes = rig.store(rig.tokens(1))
-    rig.wait_for(lambda: len(files_of(store)) == 1, "the file of the remote store")
+    written(rig, store, 1)
     from lmcache.v1.storage_backend.connector.fs_connector import FSConnector
 
     monkeypatch.delattr(FSConnector, "remove_sync")
