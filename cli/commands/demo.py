@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -21,6 +21,15 @@ def demo(
     output: Annotated[Path, typer.Option(help="Where trace.json is written.")] = Path("demo-out"),
     port: Annotated[int, typer.Option(help="The engine's port; 0 takes a free one.")] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the engines' logs, the model and the SSD tier.")] = False,
+    engine_url: Annotated[
+        str | None, typer.Option(help="Use this engine, which runs already with semkv on, and start nothing.")
+    ] = None,
+    plain_engine_url: Annotated[
+        str | None, typer.Option(help="With --engine-url: an engine without any cache, to compare outputs with.")
+    ] = None,
+    nats_url: Annotated[
+        str | None, typer.Option(help="With --engine-url: the NATS server; default SEMKV_NATS_URL.")
+    ] = None,
 ) -> None:
     """Play an agent's conversation against a real vLLM with LMCache on this machine's CPU, and check every claim.
 
@@ -28,7 +37,10 @@ def demo(
     the first with a prefetch, and prints what happened, with the times and the trace. Takes about four minutes. Ends
     with 1 if a claim is false.
 
-    Example: semkv demo --output /tmp/demo
+    With --engine-url the same conversation is held with an engine that runs already, say `semkv engine`'s; its chunks
+    are evicted from DDR and prefetched, and nobody else's.
+
+    Examples: semkv demo --output /tmp/demo; semkv demo --engine-url http://127.0.0.1:8000
     """
     from openai import OpenAIError
 
@@ -40,6 +52,10 @@ def demo(
     from semkv.cli.devengine import requirements
     from semkv.cli.devengine.server import EngineStartError, port_is_free
 
+    if engine_url is None and (plain_engine_url or nats_url):
+        fail("--plain-engine-url and --nats-url go with --engine-url: name the engine too", BAD_INPUT)
+    if engine_url is not None:
+        _attached(engine_url, plain_engine_url, nats_url, output)
     if lacking := requirements.missing():
         fail("; ".join(lacking), BAD_INPUT)
     if port and not port_is_free(port):
@@ -70,6 +86,27 @@ def demo(
         stack.close()
     sys.stdout.flush()
     raise typer.Exit(code)
+
+
+def _attached(engine_url: str, plain_engine_url: str | None, nats_url: str | None, output: Path) -> NoReturn:
+    """The play with an engine that runs already."""
+    from openai import OpenAIError
+
+    from semkv.bus.errors import BusError
+    from semkv.bus.settings import BusSettings, SettingsError
+    from semkv.cli.demo.play import NoEventError
+    from semkv.cli.demo.run import run
+    from semkv.cli.demo.stack import attach
+    from semkv.cli.devengine.server import EngineStartError
+
+    try:
+        nats = nats_url or BusSettings.from_env().url
+        plain = plain_engine_url.rstrip("/") if plain_engine_url else None
+        endpoints = attach(engine_url.rstrip("/"), plain, nats)
+        claims = asyncio.run(run(console, endpoints, output / "trace.json"))
+    except (EngineStartError, BusError, SettingsError, NoEventError, OpenAIError) as error:
+        fail(str(error), UNREACHABLE)
+    raise typer.Exit(PARTIAL if claims.broken else 0)
 
 
 def _fresh_trace_file(output: Path) -> Path:

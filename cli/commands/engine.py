@@ -30,6 +30,9 @@ def engine(
     nats_url: Annotated[
         str | None, typer.Option(help="The NATS server; without it semkv's hooks stay out.", envvar="SEMKV_NATS_URL")
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Without LMCache and semkv: recomputes everything, to compare with.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
 ) -> None:
     """Serve a real vLLM with LMCache on this machine's CPU until Ctrl-C. Ends with 3 if it does not start, or dies.
@@ -52,12 +55,16 @@ def engine(
     options = ServerOptions(
         model=chosen,
         folder=folder,
-        lmcache=LMCacheConfig(disk=folder / "ssd", chunk_size=chunk_size, ddr_gib=ddr_gib, disk_gib=disk_gib),
-        nats_url=nats_url,
+        lmcache=None
+        if plain
+        else LMCacheConfig(disk=folder / "ssd", chunk_size=chunk_size, ddr_gib=ddr_gib, disk_gib=disk_gib),
+        nats_url=None if plain else nats_url,
         name=name,
         port=port,
         arguments=("--host", host),
-        environment={key: value for key, value in os.environ.items() if key.startswith("SEMKV_")}
+        environment={}
+        if plain
+        else {key: value for key, value in os.environ.items() if key.startswith("SEMKV_")}
         | ({"SEMKV_NATS_URL": nats_url} if nats_url else {}),
     )
     ended = threading.Event()

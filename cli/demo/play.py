@@ -100,8 +100,21 @@ class Play:
     """Plays the story once. `claims.broken` afterwards says whether it held."""
 
     def __init__(
-        self, console: Console, claims: Claims, kv: KV, engine: Model, plain: Model, hasher: LMCacheHasher
+        self,
+        console: Console,
+        claims: Claims,
+        kv: KV,
+        engine: Model,
+        plain: Model | None = None,
+        hasher: LMCacheHasher | None = None,
+        *,
+        pool_overflows: bool = True,
     ) -> None:
+        """Without `plain` outputs are compared with nothing, without `hasher` hashes only with the answer's.
+
+        `pool_overflows`: the second topic is known to push the first out of DDR; else both are evicted from it.
+        """
+        self._pool_overflows = pool_overflows
         self._console = console
         self._claims = claims
         self._kv = kv
@@ -118,10 +131,15 @@ class Play:
         ):
             self._say(1, f"topic {first.name}: {len(first.turns)} turns; each finished request is announced on NATS")
             await self._talk(a, first)
-            self._say(2, f"topic {second.name}: long enough that {first.name} falls out of DDR onto the SSD")
-            await self._talk(b, second)
+            if self._pool_overflows:
+                self._say(2, f"topic {second.name}: long enough that {first.name} falls out of DDR onto the SSD")
+                await self._talk(b, second)
+            else:
+                self._say(2, f"topic {second.name}; then {first.name} is evicted from DDR and stays on the SSD")
+                await self._talk(b, second)
+                await self._demote(a)
             await self._only_on_disk(a)
-            self._say(3, f"“{first.resume}”: recomputed, from the SSD, and prefetched")
+            self._say(3, f"“{first.resume}”: {'recomputed, ' if self._plain else ''}from the SSD, and prefetched")
             await self._come_back(a, b, first, second)
 
     async def _talk(self, conversation: Conversation, topic: Topic) -> None:
@@ -130,10 +148,13 @@ class Play:
             await self._check_event(f"turn {number}", answer, event)
 
     async def _check_event(self, turn: str, answer: Answer, event: Finished) -> None:
-        own = await asyncio.to_thread(self._hasher.hashes, answer.prompt_token_ids)
         published = [to_legacy(chunk_hash) for chunk_hash in event.chunk_hashes]
+        own, compared = published, ""
+        if self._hasher is not None:
+            own = await asyncio.to_thread(self._hasher.hashes, answer.prompt_token_ids)
+            compared = " = LMCache's own"
         self._claims.check(
-            f"{turn}: the event's {len(published)} chunk hashes = LMCache's own = those in the answer",
+            f"{turn}: the event's {len(published)} chunk hashes{compared} = those in the answer",
             bool(published) and published == own and published == answer.chunk_hashes,
             f"{event.prompt_tokens} tokens, {event.lmcache_hit_tokens or 0} from the cache, "
             f"first token after {answer.ttft_s:.2f} s",
@@ -152,13 +173,15 @@ class Play:
     async def _come_back(self, a: Conversation, b: Conversation, first: Topic, second: Topic) -> None:
         asked: list[Message] = [*a.messages, {"role": "user", "content": first.resume}]
         for number in range(ROUNDS):
-            baseline = await self._plain.ask(asked)
-            self.measured.recomputed.append(baseline.ttft_s)
-            self.measured.prompt_tokens = len(baseline.prompt_token_ids)
+            baseline = None
+            if self._plain is not None:
+                baseline = await self._plain.ask(asked)
+                self.measured.recomputed.append(baseline.ttft_s)
 
             known = len(a.chain)
             cold, event = await a.ask(first.resume, remember=False)
             self.measured.from_disk.append(cold.ttft_s)
+            self.measured.prompt_tokens = len(cold.prompt_token_ids)
             self._same_output(f"round {number + 1}, from the SSD", cold, baseline)
             self._all_hit(known, event)
 
@@ -186,7 +209,10 @@ class Play:
         await self._only_on_disk(a)
 
     async def _demote(self, conversation: Conversation) -> CommandResult:
-        handle = await self._kv.evict(conversation.chain, tiers=[Tier.CPU], session=conversation.session)
+        # Small chunks hold nothing but the system prompt, which both topics share: only force frees those.
+        handle = await self._kv.evict(
+            conversation.chain, tiers=[Tier.CPU], session=conversation.session, force=not self._pool_overflows
+        )
         return await handle.result(COMMAND_PATIENCE_S)
 
     async def _prefetch(self, conversation: Conversation) -> None:
@@ -215,7 +241,10 @@ class Play:
         parts = [part.chunk_tiers or () for part in result.results]
         return [set.intersection(*(set(tiers) for tiers in column)) for column in zip(*parts, strict=True)]
 
-    def _same_output(self, what: str, answer: Answer, baseline: Answer) -> None:
+    def _same_output(self, what: str, answer: Answer, baseline: Answer | None) -> None:
+        if baseline is None:
+            self._console.print(f"  {what}: first token after {answer.ttft_s:.2f} s", highlight=False)
+            return
         self._claims.check(
             f"{what}: output is token for token that of the engine without a cache",
             answer.token_ids == baseline.token_ids and len(answer.token_ids) > 0,

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +15,7 @@ from semkv.cli.demo import report
 from semkv.cli.demo.agent import Model
 from semkv.cli.demo.claims import Claims
 from semkv.cli.demo.play import Measured, Play
-from semkv.cli.demo.stack import CHUNK_SIZE, SERVED, Endpoints
+from semkv.cli.demo.stack import CHUNK_SIZE, Endpoints
 from semkv.cli.demo.texts import topic
 from semkv.cli.devengine.lmcache_hashes import LMCacheHasher
 from semkv.cli.traces.store import Span, by_trace, read_spans
@@ -28,19 +30,42 @@ SECOND = topic("garden", turns=4, sentences=36)
 async def run(console: Console, endpoints: Endpoints, trace_file: Path) -> Claims:
     """Play the story against the endpoints and print what happened."""
     claims = Claims(console)
-    engine, plain = Model(endpoints.engine, SERVED), Model(endpoints.plain_engine, SERVED)
-    try:
-        async with connect(endpoints.nats) as kv:
-            with LMCacheHasher(CHUNK_SIZE) as hasher:
-                play = Play(console, claims, kv, engine, plain, hasher)
-                await play.run(FIRST, SECOND)
-    finally:
-        await engine.close()
-        await plain.close()
+    if not endpoints.plain_engine:
+        console.print("no engine without a cache was named: outputs are not compared with recomputed ones")
+    async with AsyncExitStack() as opened:
+        engine = await opened.enter_async_context(closing(Model(endpoints.engine, endpoints.served)))
+        plain = None
+        if endpoints.plain_engine:
+            plain = await opened.enter_async_context(closing(Model(endpoints.plain_engine, endpoints.served)))
+        kv = await opened.enter_async_context(connect(endpoints.nats))
+        # Of an engine that was not started here, neither the hashes' root nor the pool's size is known.
+        hasher = opened.enter_context(LMCacheHasher(CHUNK_SIZE)) if endpoints.own else None
+        play = Play(console, claims, kv, engine, plain, hasher, pool_overflows=endpoints.own)
+        await play.run(FIRST, SECOND)
     report.print_timeline(console, play.measured)
-    await _trace(console, claims, play.measured, trace_file)
+    if endpoints.own:
+        await _trace(console, claims, play.measured, trace_file)
+    else:
+        _say_where(console, play.measured)
     report.print_verdict(console, claims)
     return claims
+
+
+@asynccontextmanager
+async def closing(model: Model) -> AsyncIterator[Model]:
+    """The model, closed afterwards."""
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+def _say_where(console: Console, measured: Measured) -> None:
+    """The engine's spans go where it was told: the trace's id is what can be said here."""
+    results = measured.prefetch.results if measured.prefetch is not None else ()
+    trace_id = next((result.trace_id for result in results if result.trace_id), None)
+    if trace_id is not None:
+        console.print(f"\nthe last prefetch's trace: {trace_id} (semkv trace --jaeger URL {trace_id})", highlight=False)
 
 
 async def _trace(console: Console, claims: Claims, measured: Measured, trace_file: Path) -> None:

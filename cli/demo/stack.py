@@ -7,9 +7,11 @@ through the start.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import threading
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +40,26 @@ class Endpoints:
 
     nats: str
     engine: str
-    plain_engine: str
+    plain_engine: str | None
+    served: str = SERVED
+    own: bool = True
+    """Started by the demo, so that sizes, hashes and the trace file are known."""
+
+
+def attach(engine: str, plain_engine: str | None, nats: str) -> Endpoints:
+    """What runs already. Raises EngineStartError where no engine answers."""
+    served = _served(engine)
+    if plain_engine is not None and (other := _served(plain_engine)) != served:
+        raise EngineStartError(f"{plain_engine} serves {other!r} and {engine} {served!r}: outputs would not compare")
+    return Endpoints(nats, engine, plain_engine, served, own=False)
+
+
+def _served(engine: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{engine}/v1/models", timeout=10) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise EngineStartError(f"no vLLM answers at {engine}: {getattr(error, 'reason', error)}") from None
 
 
 class Stack:
