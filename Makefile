@@ -27,6 +27,7 @@ lint: environment ## ruff, import-linter, clang-format, codespell, SPDX headers
 	@git ls-files '*.cpp' '*.h' | xargs -r $(BIN)/clang-format --dry-run --Werror
 	@$(BIN)/codespell
 	@$(BIN)/python tools/check_headers.py
+	@$(BIN)/python -m semkv.native.kv_format.idioms $(ROOMS)
 
 typecheck: environment typecheck-links ## mypy, strict
 	@MYPYPATH=.typecheck $(BIN)/mypy $(foreach room,$(ROOMS),-p semkv.$(room))
