@@ -3,10 +3,14 @@
 
 Told by object identity: of each object a command loaded a weak reference is kept. *Useful*: the device connector
 receives that very object for tokens that the engine did not hold. *Redundant*: a request named the chunk, and the
-engine held its tokens already. *Late*: a request named a chunk that a prefetch had yet to load. *Wasted*: it went, or
-nobody came for it in time. A command's outcome is told once, when nothing of it is open any more.
+engine held its tokens already. *Late*: a request named a chunk that a prefetch had yet to load; it is counted beside
+what becomes of the chunk once it is there. *Wasted*: it went, or nobody came for it in time. A command's outcome is
+told once, when nothing of it is open any more. A request that is aborted before it loads looks like one whose tokens
+the engine held.
 
-Threads: any; one lock, never held while callbacks run. Errors: none reach the engine.
+Threads: any; one lock, held for one request's or one slice of chunks at a time, never while callbacks run. What the
+engine's own threads call (`looked_up`, `received`, `finished`) only counts; outcomes are told by `ends` and `sweep`,
+which belong to other threads. Errors: none reach the engine. Memory: one entry a chunk in DDR, `REQUESTS` requests.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +30,8 @@ from semkv.consumers.storage.prefetch import Loaded
 logger = logging.getLogger("semkv.consumers.storage")
 
 OPEN_S = 600.0
+REQUESTS = 4096
+_SLICE = 256
 _MARK = "__semkv_attribution__"
 
 
@@ -54,7 +61,6 @@ class _Chunk:
 class _Command:
     outcome: Outcome
     planned: frozenset[int]
-    running: bool = True
     open: int = 0
     late: set[int] = field(default_factory=set)
 
@@ -77,9 +83,11 @@ class Attribution:
         self._open_s = open_s
         self._lock = threading.Lock()
         self._commands: dict[str, _Command] = {}
+        self._running: dict[str, _Command] = {}
+        self._over: list[Outcome] = []
         self._by_identity: dict[int, _Chunk] = {}
         self._by_hash: dict[int, int] = {}
-        self._requests: dict[str, tuple[int, ...]] = {}
+        self._requests: OrderedDict[str, tuple[int, ...]] = OrderedDict()
 
     def watch_device(self, engine: Any) -> None:
         """Listen to what the engine's device connector receives, on this engine's connector only."""
@@ -104,12 +112,13 @@ class Attribution:
     def begins(self, command_id: str, hashes: tuple[int, ...]) -> None:
         """A prefetch means to bring these in."""
         with self._lock:
-            self._commands[command_id] = _Command(Outcome(command_id), frozenset(hashes))
+            self._commands[command_id] = self._running[command_id] = _Command(Outcome(command_id), frozenset(hashes))
 
     def loaded(self, chunk: Loaded) -> None:
         """A prefetch brought a chunk in."""
         with self._lock:
             self._forget(self._by_hash.get(chunk.chunk_hash), "wasted")
+            self._forget(id(chunk.memory_obj), "wasted")  # of an object that is gone, and whose address is used again
             command = self._commands[chunk.command_id]
             command.open += 1
             command.outcome.bytes += chunk.size
@@ -121,23 +130,29 @@ class Attribution:
     def ends(self, command_id: str) -> None:
         """The prefetch is over."""
         with self._lock:
-            self._commands[command_id].running = False
+            self._running.pop(command_id, None)
+            self._settle(command_id)
         self._tell()
 
     def looked_up(self, request_id: str, hashes: Sequence[int]) -> None:
         """A request named these chunks."""
+        if not self._commands:
+            return
         with self._lock:
-            if not self._commands:
-                return
-            self._requests[request_id] = tuple(hashes)
-            for command in self._commands.values():
-                if command.running:
-                    pending = {h for h in hashes if h in command.planned and h not in self._by_hash}
-                    command.outcome.late += len(pending - command.late)
-                    command.late |= pending
+            named = tuple(h for h in hashes if h in self._by_hash)
+            if named:
+                self._requests[request_id] = named
+                if len(self._requests) > REQUESTS:
+                    self._requests.popitem(last=False)
+            for command in self._running.values():
+                pending = {h for h in hashes if h in command.planned and h not in self._by_hash}
+                command.outcome.late += len(pending - command.late)
+                command.late |= pending
 
     def received(self, memory_objs: Sequence[Any], ends: Sequence[int], call: dict[str, Any]) -> None:
         """The device connector is about to load these objects."""
+        if not self._by_identity:
+            return
         held = int(call.get("vllm_cached_tokens") or 0)
         request_id = str(call.get("req_id") or "")
         served: set[str] = set()
@@ -153,25 +168,31 @@ class Attribution:
                 served.add(chunk.command_id)
         for command_id in served if self._on_useful is not None else ():
             self._on_useful(command_id, request_id)  # type: ignore[misc]  # checked above
-        self._tell()
 
     def finished(self, request_ids: Iterable[str]) -> None:
         """These requests have ended: what they named and did not load, the engine held already."""
+        if not self._requests:
+            return
         with self._lock:
             for request_id in request_ids:
                 for chunk_hash in self._requests.pop(request_id, ()):
                     self._forget(self._by_hash.get(chunk_hash), "redundant")
-        self.sweep()
 
     def sweep(self) -> None:
-        """Settle what has gone or waited too long; call it now and then."""
+        """Settle what has gone or waited too long, and tell the outcomes that are due; call it now and then."""
         now = self._clock()
         with self._lock:
-            for identity, chunk in list(self._by_identity.items()):
-                memory_obj = chunk.reference()
-                if memory_obj is None or not memory_obj.is_valid() or now - chunk.loaded_at >= self._open_s:
-                    self._forget(identity, "wasted")
+            chunks = list(self._by_identity.items())
+        for start in range(0, len(chunks), _SLICE):
+            with self._lock:
+                for identity, chunk in chunks[start : start + _SLICE]:
+                    if self._by_identity.get(identity) is chunk and self._is_wasted(chunk, now):
+                        self._forget(identity, "wasted")
         self._tell()
+
+    def _is_wasted(self, chunk: _Chunk, now: float) -> bool:
+        memory_obj = chunk.reference()
+        return memory_obj is None or not memory_obj.is_valid() or now - chunk.loaded_at >= self._open_s
 
     def _forget(self, identity: int | None, how: str) -> None:
         chunk = self._by_identity.pop(identity, None) if identity is not None else None
@@ -182,13 +203,16 @@ class Attribution:
         command = self._commands[chunk.command_id]
         command.open -= 1
         setattr(command.outcome, how, getattr(command.outcome, how) + 1)
+        self._settle(chunk.command_id)
+
+    def _settle(self, command_id: str) -> None:
+        command = self._commands[command_id]
+        if command.open == 0 and command_id not in self._running:
+            del self._commands[command_id]
+            self._over.append(command.outcome)
 
     def _tell(self) -> None:
         with self._lock:
-            over = [command for command in self._commands.values() if not command.running and command.open == 0]
-            for command in over:
-                del self._commands[command.outcome.command_id]
-            if not self._commands:
-                self._requests.clear()
-        for command in over:
-            self._on_outcome(command.outcome)
+            over, self._over = self._over, []
+        for outcome in over:
+            self._on_outcome(outcome)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from semkv.consumers.storage import Control, LMCacheStorage, files
+from semkv.consumers.storage import Control, LMCacheStorage, attribution, files
 from semkv.consumers.storage.attribution import Attribution, Outcome
+from semkv.consumers.storage.prefetch import Loaded
 from tests.consumers.storage.nobody import Nobody
 from tests.support.lmcache_engine import Rig
 
@@ -38,6 +39,7 @@ class Scene:
         self.rig.lookup(self.tokens, request=name)
         self.rig.retrieve(name, self.tokens, skip_chunks=skip)
         self.attribution.finished([name])
+        self.attribution.sweep()
 
 
 @pytest.fixture
@@ -105,4 +107,61 @@ def test_a_request_that_comes_before_the_load_makes_it_late(scene: Scene, monkey
     scene.rig.lookup(scene.tokens, request="r1")
     scene.rig.retrieve("r1", scene.tokens)
     scene.attribution.finished(["r1"])
+    scene.attribution.sweep()
     assert [counted(outcome) for outcome in scene.told] == [(4, 0, 4, 0)]
+
+
+def test_what_was_not_there_when_a_request_looked_is_not_redundant(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request looked before the load and computed the tokens itself: nobody has used the chunks so far."""
+    real = files.read_full
+    asked: list[str] = []
+
+    def during(*args: Any, **kwargs: Any) -> int:
+        if not asked:
+            asked.append("r1")
+            scene.attribution.looked_up("r1", scene.hashes)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(files, "read_full", during)
+    scene.prefetch()
+    scene.attribution.finished(["r1"])
+    scene.attribution.sweep()
+    assert scene.told == []
+    scene.request("r2")
+    assert [counted(outcome) for outcome in scene.told] == [(4, 0, 4, 0)]
+
+
+def test_an_address_that_is_used_again_settles_what_was_there_before(scene: Scene) -> None:
+    """Objects are told apart by address while they live: a new one at an old address ends the old one's story."""
+    memory_obj = next(iter(scene.rig.cpu.hot_cache.values()), None) or scene.rig.pin_pool()[0]
+    for command, chunk_hash in (("old", 1), ("new", 2)):
+        scene.attribution.begins(command, (chunk_hash,))
+        scene.attribution.loaded(Loaded(command, chunk_hash, memory_obj, 10))
+        scene.attribution.ends(command)
+    assert [(outcome.command_id, counted(outcome)) for outcome in scene.told] == [("old", (0, 0, 0, 1))]
+
+
+def test_the_engines_threads_never_run_a_callback(scene: Scene) -> None:
+    scene.prefetch()
+    scene.attribution.looked_up("r1", scene.hashes)
+    scene.rig.lookup(scene.tokens, request="r1")
+    scene.rig.retrieve("r1", scene.tokens)
+    scene.attribution.finished(["r1"])
+    assert scene.told == []
+    scene.attribution.sweep()
+    assert len(scene.told) == 1
+
+
+def test_requests_that_never_end_are_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution, "REQUESTS", 3)
+    scene.prefetch()
+    for number in range(10):
+        scene.attribution.looked_up(f"r{number}", scene.hashes)
+    scene.attribution.finished([f"r{number}" for number in range(7)])
+    scene.attribution.sweep()
+    assert scene.told == []
+    scene.attribution.finished(["r9"])
+    scene.attribution.sweep()
+    assert [counted(outcome) for outcome in scene.told] == [(0, 4, 0, 0)]
