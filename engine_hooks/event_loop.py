@@ -28,6 +28,7 @@ from semkv.bus.errors import BusError, BusUnavailableError
 from semkv.bus.messages.base import TenantMessage
 from semkv.bus.messages.finished import Finished
 from semkv.bus.messages.heartbeat import Heartbeat
+from semkv.bus.metrics import EVENTS, EVENTS_DROPPED, EVENTS_WAITING, RESTARTS, NullMetrics, setup_metrics
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import HashesStatus
 from semkv.bus.steps import Attribute
@@ -98,18 +99,25 @@ class EventLoop:
         self._link = Link()
         self._link.on_reconnect.append(self._came_back)
         self._tracer = setup_tracing("semkv-engine")
-        connection = await self._connect(publisher)
-        if connection is None:
-            return
-        self._came_back()
+        metrics = setup_metrics("semkv-engine", {"kv.instance": self.instance})
+        _watch(metrics, publisher)
+        try:
+            connection = await self._connect(publisher)
+            if connection is not None:
+                self._came_back()
+                await self._use(connection, publisher)
+        finally:
+            with contextlib.suppress(Exception):
+                self._tracer.shutdown()
+            metrics.shutdown()
+
+    async def _use(self, connection: Any, publisher: EventPublisher) -> None:
         try:
             async with Announced(connection, self._link, self.instance, self.agreement):
                 await self._serve(connection, publisher)
         finally:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(connection.close(), 1.0)
-            with contextlib.suppress(Exception):
-                self._tracer.shutdown()
 
     def _came_back(self) -> None:
         self._back = True
@@ -269,3 +277,11 @@ class EventLoop:
                 tenant=tenant, domain=self.domain, instance=self.instance, epoch=publisher.epoch, last_seq=last
             )
             await self._put(connection, message)
+
+
+def _watch(metrics: NullMetrics, publisher: EventPublisher) -> None:
+    """What the publisher counts anyway, read when it is exported."""
+    metrics.watch(EVENTS, lambda: [(publisher.published, {})])
+    metrics.watch(EVENTS_DROPPED, lambda: [(publisher.dropped, {})])
+    metrics.watch(EVENTS_WAITING, lambda: [(publisher.backlog(), {})])
+    metrics.watch(RESTARTS, lambda: [(publisher.restarts, {})])
