@@ -3,9 +3,9 @@
 
 Made only where spans go somewhere; otherwise nothing is wrapped and nothing costs. On the forward thread two clock
 readings and an append to a bounded queue; a daemon thread builds the spans. The request's trace reaches the rank as a
-label of its lookup.
+label of its lookup; a retrieve that a prefetch made possible links to that prefetch.
 
-Threads: `retrieve` and `store` on the forward thread, `follow` on LMCache's lookup thread, spans on their own thread.
+Threads: `retrieve`, `store` and `link` on the forward thread, `follow` on LMCache's lookup thread, spans on their own.
 Errors: none reach LMCache; the queue drops its oldest.
 """
 
@@ -27,6 +27,9 @@ _log = logging.getLogger("semkv.engine_hooks")
 FOLLOWED = 4096
 QUEUED = 8192
 DRAIN_S = 0.25
+RETRIEVE = "kv.retrieve"
+
+Find = Callable[[], TraceContext | None]
 
 
 class _Done(NamedTuple):
@@ -45,6 +48,7 @@ class EngineSpans:
         self._about = dict(about)
         self._done: deque[_Done] = deque(maxlen=QUEUED)
         self._traces: OrderedDict[str, str] = OrderedDict()
+        self._links: OrderedDict[str, list[Find]] = OrderedDict()
         self._stop = threading.Event()
         for name in ("retrieve", "store"):
             setattr(engine, name, self._timed(f"kv.{name}", getattr(engine, name)))
@@ -69,6 +73,12 @@ class EngineSpans:
         if len(self._traces) > FOLLOWED:
             self._traces.popitem(last=False)
 
+    def link(self, request_id: str, find: Find) -> None:
+        """This request is just being served by what a command brought in; `find` is asked when the span is built."""
+        self._links.setdefault(request_id, []).append(find)
+        if len(self._links) > FOLLOWED:
+            self._links.popitem(last=False)
+
     def close(self) -> None:
         """Hand over what is left."""
         self._stop.set()
@@ -92,11 +102,13 @@ class EngineSpans:
 
     def _record(self, done: _Done) -> None:
         traceparent = self._traces.get(done.request_id)
+        found = [find() for find in self._links.pop(done.request_id, ())] if done.name == RETRIEVE else []
         self._tracer.record(
             done.name,
             done.start_ns,
             done.end_ns,
             parent=None if traceparent is None else TraceContext(traceparent),
+            links=[context for context in found if context is not None],
             attributes={**self._about, "kv.request_id": done.request_id[:256], "kv.tokens": done.tokens},
         )
 

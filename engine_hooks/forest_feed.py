@@ -32,14 +32,28 @@ class Forest(Protocol):
     def finished(self, request_ids: Iterable[str]) -> None: ...
 
 
+class Hits(Protocol):
+    """Whoever attributes hits to prefetches."""
+
+    def looked_up(self, request_id: str, hashes: Sequence[int]) -> None: ...
+
+    def finished(self, request_ids: Iterable[str]) -> None: ...
+
+
 class ForestFeed:
-    """Feeds one forest from one engine. `follow` is told the trace of each request that has one."""
+    """Feeds one forest from one engine. `follow` is told the trace of each request that has one, `hits` who asks."""
 
     def __init__(
-        self, engine: Any, forest: Forest, chunk_size: int, follow: Callable[[str, str], None] | None = None
+        self,
+        engine: Any,
+        forest: Forest,
+        chunk_size: int,
+        follow: Callable[[str, str], None] | None = None,
+        hits: Hits | None = None,
     ) -> None:
         self._forest = forest
         self._follow = follow
+        self._hits = hits
         self._chunk_size = chunk_size
         self._said = False
         for name in ("async_lookup_and_prefetch", "lookup"):
@@ -71,6 +85,8 @@ class ForestFeed:
             if self._follow is not None and TRACE_LABEL in labels:
                 self._follow(lookup_id, labels[TRACE_LABEL])
             self._forest.record_lookup(labels.get(TENANT_LABEL), labels.get(SESSION_LABEL), whole, lookup_id)
+            if self._hits is not None:
+                self._hits.looked_up(lookup_id, whole)
         except Exception:
             self._failed()
 
@@ -79,6 +95,8 @@ class ForestFeed:
         try:
             if request_ids:
                 self._forest.finished(request_ids)
+                if self._hits is not None:
+                    self._hits.finished(request_ids)
         except Exception:
             self._failed()
 

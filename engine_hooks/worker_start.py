@@ -13,13 +13,16 @@ import logging
 import platform
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.engine_hooks import identity, refusals
 from semkv.engine_hooks.engine_spans import EngineSpans, engine_spans
 from semkv.engine_hooks.forest_feed import ForestFeed
+
+if TYPE_CHECKING:
+    from semkv.engine_hooks.worth import Worth
 
 _log = logging.getLogger("semkv.engine_hooks")
 
@@ -35,6 +38,7 @@ class WorkerSide:
         self.worker: Any = None
         self.feed: ForestFeed | None = None
         self.spans: EngineSpans | None = None
+        self.worth: Worth | None = None
 
     # The connector asks these of whatever side it has; a worker has nothing to do there.
     def before_lookup(self, request: Any) -> None:
@@ -66,6 +70,9 @@ class WorkerSide:
     def close(self) -> None:
         worker, self.worker = self.worker, None
         spans, self.spans = self.spans, None
+        worth, self.worth = self.worth, None
+        if worth is not None:
+            worth.close()
         if spans is not None:
             spans.close()
         if worker is not None:
@@ -77,6 +84,7 @@ class WorkerSide:
     def _start(self) -> Any:
         from semkv.consumers.rank import RankIdentity, RankWorker
         from semkv.consumers.storage import LMCacheStorage, PrefixForest
+        from semkv.engine_hooks.worth import Worth
 
         engine, config = self.impl.lmcache_engine, self.impl.config
         metadata = self.impl.lmcache_engine_metadata
@@ -107,14 +115,21 @@ class WorkerSide:
             epoch=time.time_ns(),
             versions=versions(),
         )
-        worker = RankWorker(settings, who, LMCacheStorage(engine, forest))
-        worker.start()
         if not passive:
             self.spans = engine_spans(
                 engine, {"kv.instance": who.instance, "kv.rank": who.rank, "kv.domain": who.domain.fingerprint}
             )
+            if who.rank == 0 or self.spans is not None:
+                self.worth = Worth(who, self.spans)
+                self.worth.attribution.watch_device(engine)
+        hits = None if self.worth is None else self.worth.attribution
+        worker = RankWorker(settings, who, LMCacheStorage(engine, forest, watch=hits))
+        worker.start()
+        if self.worth is not None:
+            self.worth.start(worker.outbox.offer, worker.traces.get)
+        if not passive:
             follow = None if self.spans is None else self.spans.follow
-            self.feed = ForestFeed(engine, forest, int(config.chunk_size), follow)
+            self.feed = ForestFeed(engine, forest, int(config.chunk_size), follow, hits)
         return worker
 
 

@@ -25,6 +25,7 @@ from semkv.bus.tracing import NullTracer, TraceContext, extract, inject
 from semkv.consumers.rank import execute
 from semkv.consumers.rank.answers import Answers
 from semkv.consumers.rank.identity import RankIdentity
+from semkv.consumers.rank.outbox import CommandTraces
 from semkv.consumers.rank.pool import DaemonPool
 from semkv.consumers.rank.schedule import ConflictSchedule, Job
 from semkv.consumers.rank.spans import publish_traced
@@ -68,12 +69,14 @@ class CommandDesk:
         tracer: NullTracer,
         *,
         threads: int,
+        traces: CommandTraces | None = None,
     ) -> None:
         self._who = identity
         self._ops = ops
         self._answers = answers
         self._clock = clock
         self._tracer = tracer
+        self._traces = traces or CommandTraces()
         self._loop = asyncio.get_running_loop()
         self._pool = DaemonPool(threads, f"semkv-rank{identity.rank}")
         self._schedule: ConflictSchedule[Work] = ConflictSchedule(self._start, threads)
@@ -106,7 +109,7 @@ class CommandDesk:
             return
         work = Work(
             command,
-            Control(self._deadline(command, message.time_ns)),
+            Control(self._deadline(command, message.time_ns), codec.message_id(command) or ""),
             as_json,
             extract(headers),
             sent_ns,
@@ -164,6 +167,8 @@ class CommandDesk:
     def _start(self, job: Job[Work]) -> None:
         work = job.work
         work.started_ns = time.time_ns()
+        if self._tracer.enabled:  # a chunk may be used before the command has ended and has a span of its own
+            self._traces.keep(work.control.command_id, work.context)
 
         def call() -> None:
             result = execute.run(self._ops, work.command, work.control)
@@ -223,7 +228,7 @@ class CommandDesk:
         if not self._tracer.enabled:
             await self._send(result, work)
             return
-        await publish_traced(
+        context = await publish_traced(
             self._tracer,
             lambda answer, headers: self._answers.publish(answer, headers, json=work.json),
             result,
@@ -235,6 +240,7 @@ class CommandDesk:
             sent_ns=work.sent_ns,
             started_ns=started_ns,
         )
+        self._traces.keep(work.control.command_id, context)
 
     async def _send(self, answer: Accepted | Result, work: Work) -> None:
         headers: dict[str, str] = {}

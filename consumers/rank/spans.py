@@ -37,8 +37,8 @@ async def publish_traced(
     steps: tuple[Step, ...],
     sent_ns: int,
     started_ns: int,
-) -> None:
-    """Publishes a result with its trace context, and records the command's spans around it."""
+) -> TraceContext | None:
+    """Publishes a result with its trace context, and records the command's spans around it; gives `process`'s."""
     template = destination("cmd", command.type)
     about = attributes(command, result)
     if context is not None:
@@ -69,6 +69,7 @@ async def publish_traced(
     await publish(result, headers)
     tracer.end(sending)
     tracer.end(process)
+    return process.context
 
 
 def attributes(command: Command, result: Result) -> dict[str, Attribute]:

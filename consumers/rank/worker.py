@@ -32,6 +32,7 @@ from semkv.bus.tracing import NullTracer, setup_tracing
 from semkv.consumers.rank.answers import Answers
 from semkv.consumers.rank.commands import CommandDesk
 from semkv.consumers.rank.identity import RankIdentity
+from semkv.consumers.rank.outbox import CommandTraces, Outbox
 from semkv.consumers.rank.pool import DaemonPool
 from semkv.consumers.storage.ops import StorageOps
 
@@ -78,6 +79,9 @@ class RankWorker:
         self._tiers: tuple[TierUsage, ...] = ()
         self._last_seq = 0
         self._announcer: Announcer | None = None
+        self.outbox = Outbox()
+        """What the rank tells by itself, from any thread."""
+        self.traces = CommandTraces()
 
     def start(self) -> RankWorker:
         """Starts the thread. Returns without waiting for NATS."""
@@ -133,9 +137,12 @@ class RankWorker:
         self._started.set()
         tracer = self._tracer or setup_tracing(f"semkv-rank-{self._who.rank}")
         clock, answers = BrokerClock(), Answers()
-        self._desk = CommandDesk(self._who, self._ops, answers, clock, tracer, threads=self._threads)
+        self._desk = CommandDesk(
+            self._who, self._ops, answers, clock, tracer, threads=self._threads, traces=self.traces
+        )
         asking = DaemonPool(1, "semkv-tiers")
         refresh = asyncio.ensure_future(self._keep_tiers(asking))
+        telling = asyncio.ensure_future(self.outbox.run(tracer))
         try:
             while not self._stop.is_set():
                 nc, link = await self._connect()
@@ -145,10 +152,12 @@ class RankWorker:
                     await self._serve(nc, link, clock, answers)
                 finally:
                     answers.attach(None)
+                    self.outbox.attach(None)
                     with contextlib.suppress(Exception):
                         await asyncio.wait_for(nc.close(), _FLUSH_S)
         finally:
             refresh.cancel()
+            telling.cancel()
             asking.close()
             if self._tracer is None:
                 tracer.shutdown()
@@ -194,11 +203,13 @@ class RankWorker:
             clock.forget()
             with contextlib.suppress(Exception):  # the reader and the announcer try again by themselves
                 await ensure()
+            self.outbox.attach(nc)
             await answers.again()
 
         answers.attach(nc)
         with contextlib.suppress(Exception):
             await ensure()
+        self.outbox.attach(nc)
         link.on_reconnect.append(after_reconnect)
         announcer = self._announcer = Announcer(nc, link, self._describe, ensure)
         work: list[Coroutine[Any, Any, None]] = [_over(link)]
@@ -213,6 +224,7 @@ class RankWorker:
             await asyncio.wait({stop, *tasks[:2]}, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
                 await self._desk.stop(self._stop_timeout)
+                await self.outbox.drain()
         finally:
             await cancel_and_wait([stop, *tasks])
             await announcer.stop()
