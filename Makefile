@@ -24,6 +24,10 @@ test-vllm018: environment-vllm018 ## the end-to-end tests on the pair that produ
 test-lmcache044: environment-lmcache044 ## the hooks' and the storage's tests with LMCache 0.4.4
 	@.venv-lmcache044/bin/python -m pytest tests/engine_hooks tests/consumers/storage tests/end_to_end $(TEST_ARGS)
 
+.PHONY: test-taken-out
+test-taken-out: environment ## the end-to-end tests without the hooks, the subscriber, the registration: they must fail
+	@$(BIN)/python -m tests.taken_out
+
 lint: environment ## ruff, import-linter, clang-format, codespell, SPDX headers
 	@$(BIN)/ruff check $(CHECKED)
 	@$(BIN)/ruff format --check $(CHECKED)

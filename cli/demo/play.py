@@ -1,28 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The story: an agent talks about one topic, then another, and comes back to the first.
 
-Each step says what it does, checks what it claims on the way, and leaves what it measured for the report.
+The agent tells the memory map what it says and what happens to it, and nothing else: which chunks to evict and which to
+prefetch, the map's policy decides. What the engine announces and where each chunk lies is read beside it, only to check
+what is claimed on the way. Each step leaves what it measured for the report.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from semkv.bus import KV, CommandResult
+from semkv.bus import KV
 from semkv.bus.hashes import to_legacy
 from semkv.bus.messages import Finished
-from semkv.bus.status import ChunkStatus, HashesStatus, State, Tier
+from semkv.bus.status import ChunkStatus, State, Tier
 from semkv.cli.demo.agent import Answer, Model
 from semkv.cli.demo.claims import Claims
 from semkv.cli.demo.texts import SYSTEM, Message, Topic
 from semkv.cli.devengine.lmcache_hashes import LMCacheHasher
+from semkv.consumers.memory import Decision, MemoryMap
+from semkv.consumers.memory.chains import common_prefix
 
 EVENT_PATIENCE_S = 30
 COMMAND_PATIENCE_S = 60
+RESUME_MS = 10_000
+"""How soon the agent says its next request comes: the prefetch's deadline."""
 ROUNDS = 3
 """How often the way back to topic A is measured, for a median."""
 
@@ -39,18 +45,19 @@ class Measured:
     from_disk: list[float] = field(default_factory=list)
     prefetched: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
-    prefetch: CommandResult | None = None
+    prefetch: Decision | None = None
 
 
 class Conversation:
-    """One session with one engine: its messages, and the chunk chain of its last finished request."""
+    """One session about one topic: its messages, and what the memory map knows of it."""
 
-    def __init__(self, model: Model, kv: KV, session: str) -> None:
+    def __init__(self, model: Model, kv: KV, memory: MemoryMap, topic: Topic) -> None:
         self.model = model
         self.kv = kv
-        self.session = session
+        self.memory = memory
+        self.topic = topic
+        self.session = f"{topic.name}-session"
         self.messages: list[Message] = [SYSTEM]
-        self.chain: tuple[int, ...] = ()
         self._events: asyncio.Queue[Finished] = asyncio.Queue()
         self._follower: asyncio.Task[None] | None = None
 
@@ -69,31 +76,35 @@ class Conversation:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
 
+    @property
+    def chain(self) -> tuple[int, ...]:
+        """The chunks that going on with the topic would read, as the map knows them."""
+        chain = self.memory.chain(self.session, self.topic.name)
+        return chain.hashes if chain is not None else ()
+
     async def ask(self, text: str, *, remember: bool = True) -> tuple[Answer, Finished]:
-        """Ask one turn; returns the answer and its `finished` event. Raises NoEventError."""
+        """Ask one turn; returns once the map has taken in its `finished` event. Raises NoEventError."""
         messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
         answer = await self.model.ask(messages, session=self.session)
-        event = await self._event_of(answer)
-        if event.hashes_status == HashesStatus.KNOWN:
-            self.chain = event.chunk_hashes
         if remember:
             self.messages = [*messages, {"role": "assistant", "content": answer.text}]
-        return answer, event
-
-    async def _event_of(self, answer: Answer) -> Finished:
-        async def matching() -> Finished:
-            while True:
-                event = await self._events.get()
-                if event.request_id == answer.request_id:
-                    return event
-
+            await self.memory.note(self.session, text, topic=self.topic.name, request_id=answer.request_id)
         try:
-            return await asyncio.wait_for(matching(), EVENT_PATIENCE_S)
+            event = await asyncio.wait_for(self._event_of(answer), EVENT_PATIENCE_S)
         except asyncio.TimeoutError:
             raise NoEventError(
                 f"no finished event for request {answer.request_id} within {EVENT_PATIENCE_S} s: "
                 "does the engine's log have a line of semkv that says why?"
             ) from None
+        return answer, event
+
+    async def _event_of(self, answer: Answer) -> Finished:
+        event = await self._events.get()
+        while event.request_id != answer.request_id:
+            event = await self._events.get()
+        # The map follows the same stream by itself.
+        await self.memory.heard_of(answer.request_id, EVENT_PATIENCE_S)
+        return event
 
 
 class Play:
@@ -104,6 +115,7 @@ class Play:
         console: Console,
         claims: Claims,
         kv: KV,
+        memory: MemoryMap,
         engine: Model,
         plain: Model | None = None,
         hasher: LMCacheHasher | None = None,
@@ -118,6 +130,7 @@ class Play:
         self._console = console
         self._claims = claims
         self._kv = kv
+        self._memory = memory
         self._engine = engine
         self._plain = plain
         self._hasher = hasher
@@ -126,8 +139,8 @@ class Play:
     async def run(self, first: Topic, second: Topic) -> None:
         """The whole story."""
         async with (
-            Conversation(self._engine, self._kv, f"{first.name}-session") as a,
-            Conversation(self._engine, self._kv, f"{second.name}-session") as b,
+            Conversation(self._engine, self._kv, self._memory, first) as a,
+            Conversation(self._engine, self._kv, self._memory, second) as b,
         ):
             self._say(1, f"topic {first.name}: {len(first.turns)} turns; each finished request is announced on NATS")
             await self._talk(a, first)
@@ -135,10 +148,10 @@ class Play:
                 self._say(2, f"topic {second.name}: long enough that {first.name} falls out of DDR onto the SSD")
                 await self._talk(b, second)
             else:
-                self._say(2, f"topic {second.name}; then {first.name} is evicted from DDR and stays on the SSD")
+                self._say(2, f"topic {second.name}; the session about {first.name} ends and stays on the SSD")
                 await self._talk(b, second)
-                await self._demote(a)
-            await self._only_on_disk(a)
+                await self._end(a)
+            await self._only_on_disk(a, b)
             self._say(3, f"“{first.resume}”: {'recomputed, ' if self._plain else ''}from the SSD, and prefetched")
             await self._come_back(a, b, first, second)
 
@@ -160,13 +173,16 @@ class Play:
             f"first token after {answer.ttft_s:.2f} s",
         )
 
-    async def _only_on_disk(self, conversation: Conversation) -> None:
+    async def _only_on_disk(self, conversation: Conversation, other: Conversation) -> None:
+        """Nothing but what the other conversation begins with too may be in DDR: that is not freed for one of them."""
+        shared = common_prefix(conversation.chain, other.chain)
         where = await self._where(conversation.chain)
-        in_ddr = sum(Tier.CPU in tiers for tiers in where)
+        in_ddr = sum(Tier.CPU in tiers for tiers in where[shared:])
         on_disk = sum(Tier.DISK in tiers for tiers in where)
+        but = f", but for the {shared} shared with {other.session}," if shared else ""
         self._claims.check(
-            f"{conversation.session}: every chunk is on the SSD and none in DDR",
-            in_ddr == 0 and on_disk == len(where) > 0,
+            f"{conversation.session}: every chunk is on the SSD and none{but} in DDR",
+            in_ddr == 0 and on_disk == len(where) > shared,
             f"{on_disk} of {len(where)} on the SSD, {in_ddr} in DDR",
         )
 
@@ -186,54 +202,66 @@ class Play:
             self._all_hit(known, event)
 
             await b.ask(second.resume, remember=False)
-            await self._evict(a, b)
-            await self._prefetch(a)
+            await self._leave(a, b)
+            await self._continue(a)
             warm, event = await a.ask(first.resume, remember=False)
             self.measured.prefetched.append(warm.ttft_s)
             self._same_output(f"round {number + 1}, prefetched", warm, baseline)
             self._all_hit(len(a.chain), event)
             if number + 1 < ROUNDS:
                 await b.ask(second.resume, remember=False)
-                await self._demote(a)
+                await self._end(a)
 
-    async def _evict(self, a: Conversation, b: Conversation) -> None:
-        """Free DDR of the other topic, and of what the unprefetched request left there."""
-        await self._demote(a)
-        result = await self._demote(b)
-        counts = result.counts()
+    async def _leave(self, a: Conversation, b: Conversation) -> None:
+        """Both sessions end: DDR is freed of the other topic, and of what the unprefetched request left there."""
+        await self._end(a)
+        decision = await self._end(b)
         self._claims.check(
-            f"evicted {b.session} from DDR: every chunk is removed, absent, or shared with {a.session}",
-            set(counts) <= {ChunkStatus.REMOVED, ChunkStatus.ABSENT, ChunkStatus.SHARED},
-            _counted(counts),
+            f"{b.session} ended and the map evicted it from DDR: every chunk is removed, absent, or in use by another",
+            decision.action == "evict"
+            and set(_counts(decision)) <= {ChunkStatus.REMOVED, ChunkStatus.ABSENT, ChunkStatus.SHARED},
+            _counted(decision),
         )
-        await self._only_on_disk(a)
+        await self._only_on_disk(a, b)
 
-    async def _demote(self, conversation: Conversation) -> CommandResult:
-        # Small chunks hold nothing but the system prompt, which both topics share: only force frees those.
-        handle = await self._kv.evict(
-            conversation.chain, tiers=[Tier.CPU], session=conversation.session, force=not self._pool_overflows
+    async def _end(self, conversation: Conversation) -> Decision:
+        decisions = await self._memory.session_ended(conversation.session)
+        return await self._settled(decisions[-1])
+
+    async def _continue(self, a: Conversation) -> None:
+        """“Let's go on”: the map finds the topic and warms its chain."""
+        went_on = await self._memory.continue_with(a.topic.resume, in_ms=RESUME_MS)
+        best = went_on.found.best
+        self._claims.check(
+            f"the map finds what “{a.topic.resume}” means",
+            went_on.found.sure and best is not None and (best.session, best.topic) == (a.session, a.topic.name),
+            went_on.found.why,
         )
-        return await handle.result(COMMAND_PATIENCE_S)
-
-    async def _prefetch(self, conversation: Conversation) -> None:
-        handle = await self._kv.prefetch(conversation.chain, session=conversation.session)
-        result = await handle.result(COMMAND_PATIENCE_S)
-        self.measured.prefetch = result
-        self._console.print(f"  prefetch {conversation.session}: {len(conversation.chain)} chunks asked for")
-        for part in result.results:
+        decision = await self._settled(went_on.decisions[-1])
+        self.measured.prefetch = decision
+        self._console.print(
+            f"  {decision.action} of {decision.chunks} chunks: {decision.reason}; {decision.outcome}", highlight=False
+        )
+        for rank in decision.result.get("ranks", ()):
             self._console.print(
-                f"    {part.instance} rank {part.rank}: {_counted(part.counts)}, "
-                f"{sum(part.bytes_by_tier.values()) / 1e6:.0f} MB, {part.ran_ms:.0f} ms",
+                f"    {rank['instance']} rank {rank['rank']}: {_listed(rank['counts'])}, "
+                f"{rank['bytes'] / 1e6:.0f} MB, {rank['ran_ms']:.0f} ms",
                 highlight=False,
             )
-        where = await self._where(conversation.chain)
+        where = await self._where(a.chain)
         in_ddr = sum(Tier.CPU in tiers for tiers in where)
-        said = sum(result.counts().get(status, 0) for status in (ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE))
+        counts = _counts(decision)
+        said = sum(counts.get(status, 0) for status in (ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE))
         self._claims.check(
             "the prefetch says what is true: each chunk it calls loaded is in DDR",
-            result.state == State.SUCCEEDED and said == in_ddr == len(conversation.chain),
+            decision.outcome == State.SUCCEEDED and said == in_ddr == len(a.chain),
             f"{said} said, {in_ddr} in DDR",
         )
+
+    async def _settled(self, decision: Decision) -> Decision:
+        """The decision with its outcome, once every rank has answered."""
+        await asyncio.wait_for(self._memory.settled(), COMMAND_PATIENCE_S)
+        return self._memory.why(decision.command_id) or decision if decision.command_id else decision
 
     async def _where(self, chain: Sequence[int]) -> list[set[str]]:
         """The tiers that hold each chunk, on every rank that has one."""
@@ -261,6 +289,18 @@ class Play:
         self._console.print(f"\n[bold]{number}. {text}[/]", highlight=False)
 
 
-def _counted(counts: object) -> str:
-    items = dict(counts).items() if isinstance(counts, dict) else ()
-    return ", ".join(f"{count} {status}" for status, count in items if count) or "nothing"
+def _counts(decision: Decision) -> dict[str, int]:
+    """Chunks by status, over the ranks: the most that any of them counted."""
+    counts: dict[str, int] = {}
+    for rank in decision.result.get("ranks", ()):
+        for status, count in rank["counts"].items():
+            counts[status] = max(count, counts.get(status, 0))
+    return counts
+
+
+def _counted(decision: Decision) -> str:
+    return _listed(_counts(decision)) or f"{decision.action}: {decision.reason}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,7 @@ from semkv.cli.demo.claims import Claims
 from semkv.cli.demo.play import Measured
 from semkv.cli.traces.store import Span
 from semkv.cli.traces.tree import print_trace
+from semkv.consumers.memory.explain import words
 
 _BAR = 40
 
@@ -37,9 +39,18 @@ def print_timeline(console: Console, measured: Measured) -> None:
     console.print(table)
 
 
+def print_decision(console: Console, measured: Measured, store: Path) -> None:
+    """Why the last prefetch was given, as `semkv why` says it."""
+    if measured.prefetch is None:
+        return
+    console.print("\n[bold]Why the last prefetch[/]")
+    console.print(words(measured.prefetch), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"  asked again with: semkv why {measured.prefetch.command_id} --store {store}", highlight=False)
+
+
 def print_prefetch_trace(console: Console, spans: Sequence[Span]) -> None:
     """The trace, as a tree."""
-    console.print("\n[bold]The last prefetch, from the agent's call to the bytes read in the worker[/]")
+    console.print("\n[bold]The last prefetch, from the agent's search to the bytes read in the worker[/]")
     print_trace(console, spans)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 from rich.console import Console
@@ -16,10 +16,12 @@ from semkv.cli.demo.agent import Model
 from semkv.cli.demo.claims import Claims
 from semkv.cli.demo.play import Measured, Play
 from semkv.cli.demo.stack import CHUNK_SIZE, Endpoints
-from semkv.cli.demo.texts import topic
+from semkv.cli.demo.texts import Topic, topic
 from semkv.cli.devengine.lmcache_hashes import LMCacheHasher
 from semkv.cli.traces.store import Span, by_trace, read_spans
+from semkv.consumers.memory import MemoryMap, Store
 
+STORE = "memory.db"
 SPANS_PATIENCE_S = 15
 READ_SPAN = "kv.tier.load disk→cpu"
 
@@ -27,22 +29,27 @@ FIRST = topic("billing", turns=3, sentences=18)
 SECOND = topic("garden", turns=4, sentences=36)
 
 
-async def run(console: Console, endpoints: Endpoints, trace_file: Path) -> Claims:
+async def run(
+    console: Console, endpoints: Endpoints, trace_file: Path, topics: tuple[Topic, Topic] = (FIRST, SECOND)
+) -> Claims:
     """Play the story against the endpoints and print what happened."""
     claims = Claims(console)
     if not endpoints.plain_engine:
         console.print("no engine without a cache was named: outputs are not compared with recomputed ones")
     async with AsyncExitStack() as opened:
-        engine = await opened.enter_async_context(closing(Model(endpoints.engine, endpoints.served)))
+        engine = await opened.enter_async_context(closing_model(Model(endpoints.engine, endpoints.served)))
         plain = None
         if endpoints.plain_engine:
-            plain = await opened.enter_async_context(closing(Model(endpoints.plain_engine, endpoints.served)))
+            plain = await opened.enter_async_context(closing_model(Model(endpoints.plain_engine, endpoints.served)))
         kv = await opened.enter_async_context(connect(endpoints.nats))
+        store = opened.enter_context(closing(fresh_store(trace_file.parent)))
+        memory = await opened.enter_async_context(MemoryMap(kv, store=store, agent="semkv-demo"))
         # Of an engine that was not started here, neither the hashes' root nor the pool's size is known.
         hasher = opened.enter_context(LMCacheHasher(CHUNK_SIZE)) if endpoints.own else None
-        play = Play(console, claims, kv, engine, plain, hasher, pool_overflows=endpoints.own)
-        await play.run(FIRST, SECOND)
+        play = Play(console, claims, kv, memory, engine, plain, hasher, pool_overflows=endpoints.own)
+        await play.run(*topics)
     report.print_timeline(console, play.measured)
+    report.print_decision(console, play.measured, trace_file.parent / STORE)
     if endpoints.own:
         await _trace(console, claims, play.measured, trace_file)
     else:
@@ -52,7 +59,7 @@ async def run(console: Console, endpoints: Endpoints, trace_file: Path) -> Claim
 
 
 @asynccontextmanager
-async def closing(model: Model) -> AsyncIterator[Model]:
+async def closing_model(model: Model) -> AsyncIterator[Model]:
     """The model, closed afterwards."""
     try:
         yield model
@@ -60,10 +67,17 @@ async def closing(model: Model) -> AsyncIterator[Model]:
         await model.close()
 
 
+def fresh_store(folder: Path) -> Store:
+    """A memory map's file that remembers nothing of an earlier run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (STORE, f"{STORE}-wal", f"{STORE}-shm"):
+        (folder / name).unlink(missing_ok=True)
+    return Store(folder / STORE)
+
+
 def _say_where(console: Console, measured: Measured) -> None:
     """The engine's spans go where it was told: the trace's id is what can be said here."""
-    results = measured.prefetch.results if measured.prefetch is not None else ()
-    trace_id = next((result.trace_id for result in results if result.trace_id), None)
+    trace_id = measured.prefetch.result.get("trace_id") if measured.prefetch is not None else None
     if trace_id is not None:
         console.print(f"\nthe last prefetch's trace: {trace_id} (semkv trace --jaeger URL {trace_id})", highlight=False)
 
@@ -71,15 +85,14 @@ def _say_where(console: Console, measured: Measured) -> None:
 async def _trace(console: Console, claims: Claims, measured: Measured, trace_file: Path) -> None:
     if measured.prefetch is None:
         return
-    trace_ids = {result.trace_id for result in measured.prefetch.results}
-    spans = await _spans_of(next(iter(trace_ids), None), trace_file)
+    spans = await _spans_of(measured.prefetch.result.get("trace_id"), trace_file)
     if spans:
         report.print_prefetch_trace(console, spans)
     reads = [span for span in spans if span.name == READ_SPAN]
     services = {span.service for span in spans}
     roots = [span for span in spans if span.parent_id not in {other.span_id for other in spans}]
     claims.check(
-        "one trace leads from the agent's prefetch to the bytes read in the worker",
+        "one trace leads from the agent's search to the bytes read in the worker",
         bool(reads) and len(roots) == 1 and len(services) > 1,
         f"{len(spans)} spans of {', '.join(sorted(services)) or 'nobody'}; {len(reads)} reads",
     )

@@ -94,6 +94,8 @@ class Actor:
             chain_digest=digest(action.hashes), details=details, outcome="waiting" if action.delay_ms else "asked",
             **common,
         )  # fmt: skip
+        if action.kind == "evict":
+            self._no_longer_loaded(session)
         if action.kind in {"prefetch", "evict"}:
             # Until its result is in; with a deadline no longer than it can be useful.
             valid = (action.delay_ms + (action.expires_in_ms or _RESULT_S * 1000)) / 1000
@@ -122,6 +124,19 @@ class Actor:
             return None
         return f"already asked by {asked[0]}"
 
+    def _no_longer_loaded(self, session: str) -> None:
+        """What was loaded for the session is being evicted: to ask for it again is no repeat."""
+        for key in [k for k, (given, _) in self._asked.items() if k[:2] == (session, "prefetch")
+                    and given not in self._waiting]:  # fmt: skip
+            del self._asked[key]
+
+    def _is_last(self, key: tuple[str, ...], given: str) -> bool:
+        return key in self._asked and self._asked[key][0] == given
+
+    def _done_asking(self, key: tuple[str, ...], given: str) -> None:
+        if self._is_last(key, given):
+            del self._asked[key]
+
     async def _carry_out(self, decision: Decision, action: Action, key: tuple[str, ...]) -> None:
         given = decision.command_id or ""
         try:
@@ -139,15 +154,15 @@ class Actor:
             self._store.decisions.finish(decision.id, summary.state, {**summary.details, **worth})
             if action.kind == "prefetch" and action.chain is not None:
                 self._learn(action.chain.domain, summary.loaded, summary.ran_ms)
-                if summary.state == "succeeded":
+                if summary.state == "succeeded" and self._is_last(key, given):
                     self._asked[key] = (given, time.monotonic() + _FRESH_S)
                     return
-            self._asked.pop(key, None)
+            self._done_asking(key, given)
         except asyncio.CancelledError:
-            self._asked.pop(key, None)
+            self._done_asking(key, given)
             raise
         except Exception as error:  # whatever the bus raises: the agent's turn goes on without the cache
-            self._asked.pop(key, None)
+            self._done_asking(key, given)
             self._store.decisions.finish(decision.id, "failed", {"error": f"{type(error).__name__}: {error}"})
             log.info("%s %s of session %s: %s", action.kind, given, decision.session, error)
         finally:

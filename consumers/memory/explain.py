@@ -43,14 +43,22 @@ def words(decision: Decision) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(rank["counts"].items())) or "nothing"
         reason = f" ({rank['reason']})" if rank.get("reason") else ""
         lines.append(
-            f"            {rank['instance']}.{rank['rank']}: {rank['state']}, {counts}, {rank['ran_ms']:.1f} ms{reason}"
+            f"            {rank['instance']}.{rank['rank']}: {rank['state']}, {counts}{_moved(rank)}, "
+            f"{rank['ran_ms']:.1f} ms{reason}"
         )
     for place, fates in decision.result.get("worth", {}).items():
         counted = ", ".join(f"{count} {fate}" for fate, count in fates.items() if fate != "lead_ms" and count)
         lines.append(f"  worth     {place}: {counted or 'not used yet'}, {fates['lead_ms']:g} ms ahead")
+    if "trace_id" in decision.result:
+        lines.append(f"  trace     {decision.result['trace_id']} (semkv trace FILE ID, or --jaeger URL ID)")
     lines += [
         f"            {name}: {decision.result[name]}"
         for name in ("error", "why", "unanswered")
         if name in decision.result
     ]
     return "\n".join(lines)
+
+
+def _moved(rank: dict[str, Any]) -> str:
+    # Decisions that an earlier version recorded have no bytes.
+    return f", {rank['bytes'] / 1e6:.1f} MB" if rank.get("bytes") else ""

@@ -72,6 +72,7 @@ class MemoryMap:
         self._task: asyncio.Task[None] | None = None
         self._outcomes: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
+        self._awaited: dict[str, list[asyncio.Future[Chain | None]]] = {}
 
     async def __aenter__(self) -> MemoryMap:
         self._task = asyncio.create_task(self._follow_on())
@@ -128,9 +129,31 @@ class MemoryMap:
     def take(self, event: Any) -> Chain | None:
         """Takes in one event; the chain that it added, if any."""
         chain, dropped = self._intake.take(event)
+        for waiter in self._awaited.pop(event.request_id, ()):
+            if not waiter.done():
+                waiter.set_result(chain)
         if chain is not None and dropped is not None:
             self._later(self._compacted(chain.session, dropped, chain))
         return chain
+
+    async def heard_of(self, request_id: str, timeout: float = 10.0) -> Chain | None:
+        """Waits for a request's ``finished`` event, which comes a moment after its answer, and returns its chain.
+
+        None if none came within ``timeout`` seconds, or if its hashes are not known.
+        """
+        if (known := self.store.chains.of_request(request_id)) is not None:
+            return known
+        waiter: asyncio.Future[Chain | None] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(request_id, []).append(waiter)
+        try:
+            done, _ = await asyncio.wait([waiter], timeout=timeout)
+            return waiter.result() if done else None
+        finally:
+            waiters = self._awaited.get(request_id, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._awaited.pop(request_id, None)
 
     async def write_back(self, session: str, chunk_hashes: Sequence[str] | Sequence[int] | None, *, agent: str = "",
                          request_id: str = "") -> Chain | None:  # fmt: skip

@@ -24,11 +24,13 @@ def summarise(outcome: Any) -> Summary:
     results = list(outcome.results)
     ranks = [
         {"instance": r.instance, "rank": r.rank, "state": str(r.state), "counts": dict(r.counts), "ran_ms": r.ran_ms,
-         **({"reason": r.reason} if r.reason else {})}
+         "bytes": sum(r.bytes_by_tier.values()), **({"reason": r.reason} if r.reason else {})}
         for r in results
     ]  # fmt: skip
     unanswered = [str(rank) for rank in getattr(outcome, "unanswered", ())]
     details: dict[str, Any] = {"ranks": ranks}
+    if trace := next((r.trace_id for r in results if r.trace_id), None):
+        details["trace_id"] = trace
     if unanswered:
         details["unanswered"] = unanswered
     return Summary(

@@ -188,6 +188,11 @@ class Chains:
             waiting = _chain(row)
         return Chain(**{**waiting.__dict__, "session": session, "topic": topic})
 
+    def of_request(self, request_id: str) -> Chain | None:
+        """The chain that a request brought, while it is kept."""
+        row = self._db.one("SELECT * FROM chains WHERE request_id = ? ORDER BY id DESC LIMIT 1", (request_id,))
+        return None if row is None else _chain(row)
+
     def owner(self, request_id: str) -> tuple[str, str] | None:
         """(session, topic) of a request that the agent named before its event came."""
         row = self._db.one("SELECT session, topic FROM requests WHERE request_id = ?", (request_id,))

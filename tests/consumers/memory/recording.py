@@ -35,7 +35,14 @@ class RecordingHandle:
         if self._gate is not None:
             await self._gate.wait()
         rank = SimpleNamespace(
-            instance="e0", rank=0, state=self._state, counts={"loaded": self._loaded}, ran_ms=8.0, reason=None
+            instance="e0",
+            rank=0,
+            state=self._state,
+            counts={"loaded": self._loaded},
+            ran_ms=8.0,
+            reason=None,
+            bytes_by_tier={"disk": 2_000_000 * self._loaded},
+            trace_id="0af7651916cd43dd8448eb211c80319c",
         )
         return SimpleNamespace(state=self._state, results=[rank], unanswered=[])
 

@@ -203,6 +203,25 @@ async def test_the_same_prefetch_is_not_asked_twice_while_it_runs() -> None:
     await memory.close()
 
 
+@pytest.mark.parametrize("under_way", [False, True])
+async def test_a_prefetch_after_an_evict_is_no_repeat(under_way: bool) -> None:
+    kv = RecordingKV(gate=asyncio.Event())
+    assert kv.gate is not None
+    memory = a_map(kv)
+    memory.take(finished("s", (1, 2), 1))
+    await memory.turn_started("s")
+    if not under_way:
+        kv.gate.set()
+        await memory.settled()
+    await memory.session_ended("s")
+    kv.gate.set()
+    await memory.settled()
+    (back,) = await memory.will_resume("s", in_ms=100)
+    await memory.settled()
+    assert back.acted and kv.ops() == ["prefetch", "evict", "prefetch"]
+    await memory.close()
+
+
 async def test_budgets_are_per_agent_survive_a_restart_and_name_their_numbers(tmp_path: Path) -> None:
     kv = RecordingKV()
     store = Store(tmp_path / "m.db")
@@ -253,6 +272,7 @@ async def test_continue_finds_warms_and_explains(tmp_path: Path) -> None:
     assert went_on.command_id is not None
     text = explain(store, went_on.command_id)
     assert text is not None and "billing bug" in text and "shares" in text and "succeeded" in text and "r1" in text
+    assert "2 loaded, 4.0 MB, 8.0 ms" in text and "0af7651916cd43dd8448eb211c80319c" in text
     unsure = await memory.continue_with("what is the capital of Mongolia")
     assert unsure.command_id is None and unsure.decisions[0].action == "nothing"
     assert explain(store, "not-ours") is None
@@ -300,6 +320,24 @@ async def test_an_event_that_cannot_be_taken_in_does_not_keep_the_others_out(cap
     chain = memory.chain("s")
     assert chain is not None and chain.hashes == (2, 3)
     assert "r1 was passed over" in caplog.text
+
+
+async def test_a_requests_event_can_be_waited_for() -> None:
+    memory = a_map(RecordingKV())
+    waiting = asyncio.create_task(memory.heard_of("r1", 20))
+    unknown = asyncio.create_task(memory.heard_of("r2", 20))
+    gone = asyncio.create_task(memory.heard_of("r1", 20))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    memory.take(finished("s", (1, 2), 1))
+    memory.take(finished("s", (), 2, hashes_status=HashesStatus.UNKNOWN))
+    chain = await waiting
+    assert chain is not None and chain.hashes == (1, 2)
+    assert await memory.heard_of("r1", 0) == memory.chain("s"), "it came before it was asked for"
+    assert await unknown is None
+    assert await memory.heard_of("r3", 0.01) is None
+    assert not memory._awaited, "nothing is kept for whoever has given up"
 
 
 async def test_following_goes_on_after_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
