@@ -58,21 +58,34 @@ class Link:
         self.reconnects = 0
         self.denied: deque[tuple[int, str]] = deque(maxlen=64)
         self._denials = 0
+        self._guarded: dict[str, set[asyncio.Future[Any]]] = {}
+        self._refused: set[asyncio.Future[Any]] = set()
         self.last_error = ""
         self.up = False
         """Whether the connection stands, as far as has been noticed."""
         self.up_since = 0.0
         """Loop time of the last (re)connect."""
+        self._stood_s = 0.0
         self.on_reconnect: list[Listener] = []
         self.closed = asyncio.Event()
         """Set once the connection is over for good: closed by us, or given up by nats-py after a fatal server error."""
-        self._denial = asyncio.Event()
         self._logged: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def mark_up(self) -> None:
+        self._mark_down()
         self.up = True
         self.up_since = asyncio.get_running_loop().time()
+
+    def _mark_down(self) -> None:
+        if self.up:
+            self._stood_s += asyncio.get_running_loop().time() - self.up_since
+        self.up = False
+
+    @property
+    def connected_s(self) -> float:
+        """For how long the connection has stood so far: a clock that stands still while it is down."""
+        return self._stood_s + (asyncio.get_running_loop().time() - self.up_since if self.up else 0.0)
 
     async def reconnected(self) -> None:
         self.reconnects += 1
@@ -85,10 +98,10 @@ class Link:
             task.add_done_callback(self._tasks.discard)
 
     async def disconnected(self) -> None:
-        self.up = False
+        self._mark_down()
 
     async def ended(self) -> None:
-        self.up = False
+        self._mark_down()
         self.closed.set()
 
     async def error(self, error: Exception) -> None:
@@ -96,10 +109,12 @@ class Link:
         self.last_error = text
         match = _DENIED.search(text)
         if match:
+            subject = match[2].lower()  # nats-py lowers some of these texts
             self._denials += 1
-            self.denied.append((self._denials, match[2].lower()))  # nats-py lowers some of these texts
-            self._denial.set()
-            self._denial = asyncio.Event()
+            self.denied.append((self._denials, subject))
+            for task in self._guarded.get(subject, ()):
+                self._refused.add(task)
+                task.cancel()
         kind = "denied" if match else type(error).__name__
         if kind not in self._logged:
             self._logged.add(kind)
@@ -108,21 +123,21 @@ class Link:
     async def guard(self, subject: str, work: Awaitable[Any]) -> Any:
         """Awaits `work`, or raises PermissionDeniedError as soon as the server refuses `subject`."""
         task = asyncio.ensure_future(work)
-        before = self._denials
+        key = subject.lower()
+        self._guarded.setdefault(key, set()).add(task)
         try:
-            while True:
-                waiter = asyncio.ensure_future(self._denial.wait())
-                try:
-                    await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    waiter.cancel()
-                if task.done():
-                    return task.result()
-                if any(number > before and denied == subject.lower() for number, denied in self.denied):
-                    raise PermissionDeniedError(
-                        f"these credentials may not use {subject}: ask for a user with that right (see `semkv auth`)"
-                    )
+            await asyncio.wait((task,))
+            if task.cancelled() and task in self._refused:
+                raise PermissionDeniedError(
+                    f"these credentials may not use {subject}: ask for a user with that right (see `semkv auth`)"
+                )
+            return task.result()
         finally:
+            self._refused.discard(task)
+            guarded = self._guarded[key]
+            guarded.discard(task)
+            if not guarded:
+                del self._guarded[key]
             await cancel_and_wait([task])
 
 

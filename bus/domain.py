@@ -8,7 +8,7 @@ bin of 8 bytes (big-endian two's complement). Immutable; any thread.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import lru_cache
 
 import msgpack
 from blake3 import blake3
@@ -32,10 +32,10 @@ class HashDomain(BaseModel):
     layout: Text
     probe: OneHash
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """12 lower-case hex digits that stand for the domain in subjects."""
-        return str(blake3(self.canonical()).hexdigest()[:12])
+        return _fingerprint(self)
 
     def canonical(self) -> bytes:
         """The bytes that are fingerprinted."""
@@ -48,3 +48,9 @@ class HashDomain(BaseModel):
         """The fields that differ: name to (mine, the other's)."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in type(self).model_fields}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+# Kept beside the models, by their value: what a model keeps in itself is carried along by `model_copy(update=...)`.
+@lru_cache(maxsize=256)
+def _fingerprint(domain: HashDomain) -> str:
+    return str(blake3(domain.canonical()).hexdigest()[:12])

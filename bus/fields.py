@@ -36,6 +36,14 @@ Token = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Reason = Annotated[str, Field(strict=True, max_length=4096)]
 
 
+class Packing:
+    """Marks a field whose form on the wire is not Python's: how msgpack and JSON have it."""
+
+    def __init__(self, pack: Callable[[Any], bytes], show: Callable[[Any], Any]) -> None:
+        self.pack = pack
+        self.show = show
+
+
 class Schema:
     """Pins the JSON Schema of a field whose validator pydantic cannot read."""
 
@@ -100,6 +108,7 @@ def _hash_list(limit: int) -> Any:
         tuple[int, ...],
         PlainValidator(_read_hashes(limit)),
         PlainSerializer(_write_hashes),
+        Packing(hashes.pack, lambda values: [hashes.to_hex(value) for value in values]),
         Schema({"type": "array", "items": _HEX, "maxItems": limit, "description": "msgpack: one bin, 8 bytes each"}),
     ]
 
@@ -156,7 +165,13 @@ if TYPE_CHECKING:
     Tiers = tuple[Tier | str, ...]
     ChunkTiers = tuple[tuple[Tier | str, ...], ...]
 else:
-    OneHash = Annotated[int, PlainValidator(_read_hash), PlainSerializer(_write_hash), Schema(_HEX)]
+    OneHash = Annotated[
+        int,
+        PlainValidator(_read_hash),
+        PlainSerializer(_write_hash),
+        Packing(lambda value: hashes.pack((value,)), hashes.to_hex),
+        Schema(_HEX),
+    ]
     CommandHashes = _hash_list(hashes.MAX_PER_COMMAND)
     EventHashes = _hash_list(hashes.MAX_PER_MESSAGE)
     StateField = _word_field(State)

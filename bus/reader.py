@@ -5,7 +5,8 @@
 and makes it anew, from the next sequence, after a reconnect, a gap, missing heartbeats or its deletion; if the stream
 itself was lost, it reads on by time. Each message comes once and in stream order. Iteration ends when the
 connection is closed for good. The server is held back (flow control) while the reader's user is slow, so memory stays
-bounded and nothing is lost. One event loop.
+bounded and nothing is lost. With `deliver` messages are not iterated over: each is handed over as it arrives, without
+another turn of the loop, after `room` has let it pass. One event loop.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class OrderedReader:
         start_seq: int | None = None,
         ensure: Ensure | None = None,
         clock: BrokerClock | None = None,
+        deliver: Callable[[StreamMessage], None] | None = None,
+        room: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Without start: what is published from now on. `ensure` makes the stream where it is absent.
 
@@ -115,6 +118,8 @@ class OrderedReader:
         self._next_seq = start_seq
         self._ensure = ensure
         self._clock = clock
+        self._deliver = deliver
+        self._room = room
         self._arrived: asyncio.Queue[StreamMessage | str | None] = asyncio.Queue()
         self._renew = asyncio.Event()
         self._sub: Subscription | None = None
@@ -138,6 +143,10 @@ class OrderedReader:
     async def _end_with_connection(self) -> None:
         await self._link.closed.wait()
         self._arrived.put_nowait(None)
+
+    async def ended(self) -> None:
+        """Waits until the connection is over for good."""
+        await self._link.closed.wait()
 
     async def ready(self) -> None:
         """Waits until a consumer exists: what is published from here on will be read."""
@@ -255,7 +264,7 @@ class OrderedReader:
             self._last_activity = asyncio.get_running_loop().time()
             headers = msg.headers or {}
             if not msg.data and headers.get("Status") == "100":
-                self._on_control(msg, headers)
+                await self._on_control(msg, headers)
                 return
             where = delivery(msg.reply)
             if where is None:
@@ -264,26 +273,39 @@ class OrderedReader:
             if consumer_seq != self._consumer_seq + 1:
                 self._renew.set()  # something was lost: read again from the next sequence
                 return
+            if self._room is not None:
+                await self._room()  # may be cancelled: nothing is counted as read before
             self._consumer_seq = consumer_seq
             if self._next_seq is not None and stream_seq < self._next_seq:
                 return
             self._next_seq, self._last_time_ns = stream_seq + 1, time_ns
             if not any(matches(pattern, msg.subject) for pattern in self._filters):
                 return
-            self._arrived.put_nowait(StreamMessage(msg.subject, dict(headers), msg.data, stream_seq, time_ns))
+            message = StreamMessage(msg.subject, headers, msg.data, stream_seq, time_ns)
+            if self._deliver is not None:
+                self._deliver(message)
+            else:
+                self._arrived.put_nowait(message)
 
         return receive
 
-    def _on_control(self, msg: Msg, headers: dict[str, str]) -> None:
+    async def _on_control(self, msg: Msg, headers: dict[str, str]) -> None:
         if msg.reply:
-            self._arrived.put_nowait(msg.reply)  # flow control: answered once all before it was taken
+            await self._held_back(msg.reply)
             return
         last = headers.get("Nats-Last-Consumer", "")
         if last.isdigit() and int(last) > self._consumer_seq:
             self._renew.set()
         stalled = headers.get("Nats-Consumer-Stalled", "")
         if stalled and self._arrived.empty():
-            self._arrived.put_nowait(stalled)
+            await self._held_back(stalled)
+
+    async def _held_back(self, reply: str) -> None:
+        """Flow control: answered once all that came before it was taken."""
+        if self._deliver is None:
+            self._arrived.put_nowait(reply)
+        else:
+            await self._answer(reply)
 
     async def _answer(self, reply: str) -> None:
         with contextlib.suppress(nats.errors.Error):
@@ -316,11 +338,14 @@ class CommandReader(OrderedReader):
         start_seq: int | None = None,
         ensure: Ensure | None = None,
         clock: BrokerClock | None = None,
+        deliver: Callable[[StreamMessage], None] | None = None,
+        room: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         filters = [
             f"{subjects.PREFIX}.*.*.cmd.{subjects.token(instance)}.>",
             f"{subjects.PREFIX}.*.{domain}.cmd.{subjects.ALL}.>",
         ]
         super().__init__(
-            nc, link, COMMANDS, filters, start_time_ns=start_time_ns, start_seq=start_seq, ensure=ensure, clock=clock
-        )
+            nc, link, COMMANDS, filters, start_time_ns=start_time_ns, start_seq=start_seq, ensure=ensure, clock=clock,
+            deliver=deliver, room=room,
+        )  # fmt: skip

@@ -3,8 +3,10 @@
 
 Entries are JSON, so that any tool can read the bucket. `Announcer` puts a rank's entry and takes it back when it stops.
 `EngineRegistry` starts from what the bucket holds and follows every put; a rank not heard of for the bucket's TTL is
-gone. Absence is judged only after one heartbeat period since the last (re)connect, since a restarted server has an
-empty bucket. Both belong to one event loop.
+gone. Silence counts only while the link stands: whoever cannot hear cannot judge, and after a restart of the server,
+whose bucket is then empty, ranks may be slower to connect again than the client. So a rank that was known stays known
+over an outage, until it has been silent for the TTL on a standing link or says itself that it goes; one never heard of
+is called absent only after one heartbeat period since the last (re)connect. Both belong to one event loop.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 GRACE_S = HEARTBEAT_S + 0.5
 DOWN_S = 10.0
+RETRY_S = 0.25
+"""After an announcement that failed: a client may be waiting for it."""
 
 Ensure = Callable[[], Awaitable[None]]
 
@@ -48,6 +52,7 @@ class Announcer:
         self._ensure = ensure
         self._now = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._complained = ""
         self.announced = asyncio.Event()
         """Set once the registry holds the entry."""
 
@@ -74,12 +79,11 @@ class Announcer:
     async def _run(self) -> None:
         while True:
             self._now.clear()
-            if self._nc.is_connected:
-                await self._put()
+            failed = self._nc.is_connected and not await self._put()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._now.wait(), HEARTBEAT_S)
+                await asyncio.wait_for(self._now.wait(), RETRY_S if failed else HEARTBEAT_S)
 
-    async def _put(self) -> None:
+    async def _put(self) -> bool:
         try:
             info = self._describe()
             payload, headers = codec.encode(info, json=True)
@@ -91,10 +95,14 @@ class Announcer:
                     await self._ensure()
                     await self._nc.request(subject, payload, headers=headers, timeout=1.0)
             self.announced.set()
+            return True
         except (nats.errors.Error, asyncio.TimeoutError, OSError) as error:
-            log.debug("announcing: %s; the next period tries again", error)
+            log.debug("announcing: %s; trying again", error)
         except Exception as error:
-            log.warning("announcing this rank failed: %s", error)
+            if str(error) != self._complained:
+                self._complained = str(error)
+                log.warning("announcing this rank failed, it is tried on and on: %s", error)
+        return False
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,8 @@ class Engine:
     info: EngineInfo
     heard_at: float
     """Loop time of its last sign of life."""
+    heard_s: float
+    """The same on the link's clock (`Link.connected_s`)."""
 
 
 class EngineRegistry:
@@ -121,19 +131,26 @@ class EngineRegistry:
         self.dropped = 0
         """Entries that could not be read."""
 
-    async def start(self) -> None:
-        """Subscribes, then reads what is there."""
+    async def start(self, before: EngineRegistry | None = None) -> None:
+        """Subscribes, then reads what is there. `before` is the registry of a connection that this one replaces."""
+        if before is not None:
+            self._epochs = dict(before._epochs)
+            never = float("-inf")
+            self._entries = {subject: Engine(engine.info, never, 0.0) for subject, engine in before._entries.items()}
         await self._nc.subscribe(f"{subjects.REGISTRY_PREFIX}.*.*", cb=self._on_put)
         await self.refresh()
+        self._link.on_reconnect.append(self.refresh)
 
     async def refresh(self) -> None:
         """Reads from the bucket what no put has told yet. Where that is not allowed, the puts have to do."""
         if not self._bucket:
             return
         every = [f"{subjects.REGISTRY_PREFIX}.*.*"]
+        since = self._link.up_since
         with contextlib.suppress(nats.errors.Error):
             async for subject, headers, payload in last_messages(self._nc, REGISTRY, every):
-                if subject not in self._entries:  # what is known keeps the time it was heard of
+                known = self._entries.get(subject)
+                if known is None or known.heard_at < since:  # a put is never older than the bucket
                     self._take(subject, headers, payload)
 
     async def _on_put(self, msg: Msg) -> None:
@@ -155,7 +172,7 @@ class EngineRegistry:
         if known is not None and info.epoch < known:
             return  # a process that is being replaced spoke last
         self._epochs[subject] = info.epoch
-        self._entries[subject] = Engine(info, asyncio.get_running_loop().time())
+        self._entries[subject] = Engine(info, asyncio.get_running_loop().time(), self._link.connected_s)
         self._notify()
         if known is not None and info.epoch > known:
             for listener in list(self.on_epoch):
@@ -166,9 +183,9 @@ class EngineRegistry:
         self._changed = asyncio.Event()
 
     def live(self) -> list[EngineInfo]:
-        """Ranks heard of within the TTL, by instance and rank."""
-        now = asyncio.get_running_loop().time()
-        self._entries = {k: e for k, e in self._entries.items() if now - e.heard_at <= REGISTRY_TTL_S}
+        """Ranks heard of within the TTL on a standing link, by instance and rank."""
+        now = self._link.connected_s
+        self._entries = {k: e for k, e in self._entries.items() if now - e.heard_s <= REGISTRY_TTL_S}
         return sorted((e.info for e in self._entries.values()), key=lambda i: (i.instance, i.rank))
 
     def storage_ranks(self, instance: str | None = None, domain: str | None = None) -> list[EngineInfo]:

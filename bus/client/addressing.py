@@ -18,6 +18,8 @@ from semkv.bus.errors import AmbiguousDomainError, DomainMismatchError, MessageT
 from semkv.bus.messages import Command, EngineInfo
 from semkv.bus.registry import EngineRegistry
 
+_NAMES_BYTES = 16_384
+"""More than all names and headers of a command together can have."""
 _TRACE_BYTES = 700
 """Room for the trace context and the suffix of a part's id."""
 
@@ -39,6 +41,11 @@ def read_hashes(values: Sequence[int | str]) -> tuple[int, ...]:
     if values and isinstance(values[0], str):
         return hashes.parse_all(values, limit=len(values))
     return hashes.check(values)
+
+
+def surely_fits(nc: Client, count: int) -> bool:
+    """Whether a command with this many hashes is under the server's limit whatever its names are."""
+    return count * 8 + _NAMES_BYTES < int(nc.max_payload)
 
 
 def room_for_hashes(nc: Client, empty: Command) -> int:

@@ -4,12 +4,14 @@
     with connect_blocking("nats://127.0.0.1:4222") as kv:
         outcome = kv.prefetch(chunk_hashes).result(timeout=5)
 
-An async client runs on a daemon thread of its own; every call may come from any thread and blocks only its caller.
+An async client runs on a daemon thread of its own; every call may come from any thread and blocks only its caller. When
+the client is closed, calls that still wait end with BusError, and so does every later one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine, Sequence
@@ -40,23 +42,43 @@ class _Loop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="semkv-client", daemon=True)
         self._thread.start()
+        self._lock = threading.Lock()
+        self._over = False
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         if threading.current_thread() is self._thread:
             work.close()
             raise BusError("the blocking client cannot be used on its own thread; use the async one there")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._over:
+                work.close()
+                raise BusError("this client is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
+        except concurrent.futures.CancelledError:
+            raise BusError("this client was closed while the call waited") from None
         except BaseException:
             future.cancel()
             raise
 
     def end(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        # A call that waits on another thread would wait for ever on a loop that stands still.
+        ending = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            ending.result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+    @staticmethod
+    async def _cancel_all() -> None:
+        await cancel_and_wait(asyncio.all_tasks() - {asyncio.current_task()})
 
 
 class BlockingHandle:
@@ -201,7 +223,7 @@ class BlockingKV:
 
     def close(self) -> None:
         """Ends the client and its thread."""
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(concurrent.futures.TimeoutError, BusError):
             self._loop.call(self._kv.close(), _CLOSE_S)
         self._loop.end()
 

@@ -96,7 +96,10 @@ class CommandHandle:
         self.duplicate = False
         self._accepted: dict[str, dict[RankName, Accepted]] = {part.command_id: {} for part in parts}
         self._results: dict[str, dict[RankName, Result]] = {part.command_id: {} for part in parts}
-        self._changed = asyncio.Event()
+        names = set(self.expected)
+        self._unaccepted: dict[str, set[RankName]] = {part.command_id: set(names) for part in parts}
+        self._unanswered: dict[str, set[RankName]] = {part.command_id: set(names) for part in parts}
+        self._waiters: set[asyncio.Future[None]] = set()
 
     @property
     def command_id(self) -> str:
@@ -127,29 +130,35 @@ class CommandHandle:
         if isinstance(answer, Accepted):
             self._accepted[answer.command_id].setdefault(name, answer)
         else:
-            known = self._results[answer.command_id].get(name)
-            if known is None:
-                self._results[answer.command_id][name] = answer
-        self._changed.set()
-        self._changed = asyncio.Event()
+            self._results[answer.command_id].setdefault(name, answer)
+            self._note(self._unanswered, answer.command_id, name)
+        self._note(self._unaccepted, answer.command_id, name)
+
+    def _note(self, missing: dict[str, set[RankName]], command_id: str, name: RankName) -> None:
+        """Wakes who waits once there is nothing more to wait for; with many ranks most answers are not the last."""
+        names = missing.get(command_id)
+        if names is None:
+            return
+        names.discard(name)
+        if not names:
+            del missing[command_id]
+            if not missing:
+                for waiter in self._waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
 
     def _silent(self, *, accepted_is_enough: bool = False) -> set[RankName]:
-        missing: set[RankName] = set()
-        for part in self._parts:
-            answered = set(self._results[part.command_id])
-            if accepted_is_enough:
-                answered |= set(self._accepted[part.command_id])
-            missing |= set(self.expected) - answered
-        return missing
+        missing = self._unaccepted if accepted_is_enough else self._unanswered
+        return set().union(*missing.values())
 
     @property
     def done(self) -> bool:
         """Whether every expected rank has given its result."""
-        return not self._silent()
+        return not any(self._unanswered.values())
 
     async def accepted(self, timeout: float | None = 5.0) -> tuple[RankName, ...]:
         """Waits until every expected rank has accepted (or answered); returns those that have."""
-        await self._until(lambda: not self._silent(accepted_is_enough=True), timeout)
+        await self._until(lambda: not any(self._unaccepted.values()), timeout)
         missing = self._silent(accepted_is_enough=True)
         return tuple(name for name in self.expected if name not in missing)
 
@@ -171,12 +180,15 @@ class CommandHandle:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while not done():
-            changed = self._changed
             left = _LOOK_S if deadline is None else min(_LOOK_S, deadline - loop.time())
             if left <= 0:
                 return False
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), left)
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait((waiter,), timeout=left)
+            finally:
+                self._waiters.discard(waiter)
             if not done() and self._kv.all_gone(self._silent()):
                 return done()
         return True

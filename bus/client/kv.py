@@ -106,7 +106,7 @@ class KV:
 
     async def _open(self) -> Session:
         session = Session(self._settings, self.client, self._take)
-        await session.open(self._timeout)
+        await session.open(self._timeout, self._session)
         session.link.on_reconnect.append(self._fetch_pending)
         session.registry.on_epoch.append(self._repeat_retains)
         return session
@@ -266,7 +266,7 @@ class KV:
         first_id = command_id or ids.uuid7()
         parts: list[Command] = []
         size = hashes.MAX_PER_COMMAND
-        if wanted is not None:
+        if wanted is not None and not addressing.surely_fits(session.nc, min(size, len(wanted))):
             none: dict[str, Any] = {"chunk_hashes": ()}
             size = min(size, addressing.room_for_hashes(session.nc, model(**base, **none, command_id=first_id)))
         for number, start in enumerate(range(0, max(1, len(wanted or ())), size)):

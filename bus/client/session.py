@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _ACK_S = 2.0
 _SERVICE_UNAVAILABLE = 503
 _FILTERS_AT_ONCE = 100
+_NO_STREAM = "there is no stream for commands"
 
 Take = Callable[[Accepted | Result], None]
 
@@ -49,8 +50,11 @@ class Session:
         self.dropped = 0
         """Answers that could not be read."""
 
-    async def open(self, timeout: float | None) -> None:
-        """Connects, makes the streams of this side where absent, and starts listening."""
+    async def open(self, timeout: float | None, before: Session | None = None) -> None:
+        """Connects, makes the streams of this side where absent, and starts listening.
+
+        `before` is the session that this one replaces: the ranks it knew are known.
+        """
         self.nc = await connect_nats(self._settings, name=self._client, link=self.link, timeout=timeout)
         try:
             await self._require_jetstream()
@@ -58,7 +62,7 @@ class Session:
             tenant, client = subjects.token(self._settings.tenant), subjects.token(self._client)
             await self.nc.subscribe(f"{subjects.PREFIX}.{tenant}.*.res.{client}.>", cb=self._on_answer)
             self.registry = EngineRegistry(self.nc, self.link, bucket=not self._settings.accounts)
-            await self.registry.start()
+            await self.registry.start(before.registry if before is not None else None)
             await self.nc.flush()
         except BaseException:
             await self.nc.close()
@@ -126,6 +130,8 @@ class Session:
         trouble = "not connected"
         while True:
             left = deadline - loop.time()
+            if left <= 0 and trouble == _NO_STREAM:
+                raise NoEngineError(f"{trouble}, and no engine made it within {timeout:g} s: is one connected?")
             if left <= 0:
                 raise BusUnavailableError(
                     f"{command.type} {command.command_id} was not acknowledged within {timeout:g} s ({trouble}); "
@@ -139,10 +145,10 @@ class Session:
                 reply: Msg = await self.link.guard(subject, self.nc.request(subject, payload, wait, headers=headers))
                 return self._acknowledged(reply.data)
             except nats.errors.NoRespondersError:
-                trouble = "there is no stream for commands"
-                if self._settings.accounts:
-                    raise NoEngineError(f"{trouble}: no engine of this system has ever been connected") from None
-                await self.ensure()
+                # Across accounts it is the engines that make it, perhaps a moment after a server lost its memory.
+                trouble = _NO_STREAM
+                if not self._settings.accounts:
+                    await self.ensure()
             except (nats.errors.Error, asyncio.TimeoutError, OSError) as error:
                 trouble = str(error) or type(error).__name__
             await asyncio.sleep(0.02)

@@ -2,14 +2,17 @@
 """A few daemon threads that run blocking calls.
 
 Unlike the standard library's executor, a call that hangs does not keep the process from ending. `submit` may be called
-from any thread; the callback runs on the pool's thread.
+from any thread; the callback runs on the pool's thread. A call that raises is logged and costs no thread.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 
 class DaemonPool:
@@ -23,7 +26,7 @@ class DaemonPool:
         self._idle = threading.Semaphore(0)
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Runs `call`, which must not raise, on one of the threads."""
+        """Runs `call` on one of the threads."""
         self._calls.put(call)
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._limit:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
@@ -35,7 +38,10 @@ class DaemonPool:
             call = self._calls.get()
             if call is None:
                 return
-            call()
+            try:
+                call()
+            except Exception:
+                log.exception("a call of %s failed", self._name)
             self._idle.release()
 
     def close(self) -> None:

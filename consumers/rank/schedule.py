@@ -3,7 +3,8 @@
 
 Commands of one tenant that touch a common chunk run in the order they were added; commands that only look (locate, dry
 runs) do not hold each other up. At most `slots` run at a time. A job whose answer was given while it waited (expired,
-cancelled) keeps its place, so that those behind it still wait for those before it, but is never run. One event loop.
+cancelled) keeps its place, so that those behind it still wait for those before it, but is never run. A job that nothing
+holds up is started before it is entered for others to see. One event loop.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ class Job(Generic[T]):
     """Its answer has been given without running it."""
 
 
-@dataclass
 class _Key(Generic[T]):
-    writer: Job[T] | None = None
-    readers: list[Job[T]] = field(default_factory=list)
+    """Who touches one key: the newest writer, and those who look since."""
+
+    __slots__ = ("readers", "writer")
+
+    def __init__(self) -> None:
+        self.writer: Job[T] | None = None
+        self.readers: list[Job[T]] | None = None
 
 
 class ConflictSchedule(Generic[T]):
-    """Calls `run(job)` when a job's turn has come; the owner calls `done(job)` when it has ended."""
+    """Calls `run(job)` when a job's turn has come; the owner calls `done(job)`, later, when it has ended."""
 
     def __init__(self, run: Callable[[Job[T]], None], slots: int) -> None:
         self._run = run
@@ -51,26 +56,42 @@ class ConflictSchedule(Generic[T]):
     def add(self, job: Job[T]) -> None:
         """Puts a job behind all earlier ones it conflicts with."""
         self.jobs.add(job)
-        table = self._tenants.setdefault(job.tenant, {})
-        earlier: set[Job[T]] = set()
-        for key in set(job.keys):
-            state = table.setdefault(key, _Key())
-            if job.reads_only:
-                if state.writer is not None:
-                    earlier.add(state.writer)
-                state.readers.append(job)
-            else:
-                if state.readers:
-                    earlier.update(state.readers)
-                elif state.writer is not None:
-                    earlier.add(state.writer)
-                state.writer, state.readers = job, []
+        earlier = self._conflicting(job)
         job.waits_for = len(earlier)
         for other in earlier:
             other.before.append(job)
         if not earlier:
             self._ready.append(job)
             self._start()
+        self._enter(job)
+
+    def _conflicting(self, job: Job[T]) -> set[Job[T]]:
+        earlier: set[Job[T]] = set()
+        table = self._tenants.get(job.tenant)
+        if not table:
+            return earlier
+        for key in job.keys:
+            state = table.get(key)
+            if state is None:
+                continue
+            if state.readers and not job.reads_only:
+                earlier.update(state.readers)
+            elif state.writer is not None:
+                earlier.add(state.writer)
+        return earlier
+
+    def _enter(self, job: Job[T]) -> None:
+        table = self._tenants.setdefault(job.tenant, {})
+        for key in set(job.keys):
+            state = table.get(key)
+            if state is None:
+                state = table[key] = _Key()
+            if not job.reads_only:
+                state.writer, state.readers = job, None
+            elif state.readers is None:
+                state.readers = [job]
+            else:
+                state.readers.append(job)
 
     def settle(self, job: Job[T]) -> None:
         """The job needs no run any more."""
@@ -111,7 +132,7 @@ class ConflictSchedule(Generic[T]):
                     continue
                 if state.writer is job:
                     state.writer = None
-                if job.reads_only and job in state.readers:
+                if state.readers and job.reads_only and job in state.readers:
                     state.readers.remove(job)
                 if state.writer is None and not state.readers:
                     del table[key]

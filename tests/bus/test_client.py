@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,14 @@ from semkv.bus import codec, connect, connect_blocking
 from semkv.bus.client.gaps import Gap, GapDetector
 from semkv.bus.connection import Link, check_size, connect_nats
 from semkv.bus.embedded import EmbeddedServer
-from semkv.bus.errors import AuthError, MessageTooLargeError, NoJetStreamError, PermissionDeniedError, ServerTooOldError
+from semkv.bus.errors import (
+    AuthError,
+    BusError,
+    MessageTooLargeError,
+    NoJetStreamError,
+    PermissionDeniedError,
+    ServerTooOldError,
+)
 from semkv.bus.messages import Finished, Heartbeat
 from semkv.bus.reader import OrderedReader
 from semkv.bus.settings import BusSettings, SettingsError
@@ -174,6 +182,30 @@ def test_the_blocking_twin(nats_server: EmbeddedServer) -> None:
         assert next(stream).seq == 1
         stream.close()
     worker.stop(5)
+
+
+def test_a_blocking_call_that_waits_when_the_client_is_closed_ends(nats_server: EmbeddedServer) -> None:
+    kv = connect_blocking(nats_server.url)
+    stream = kv.finished()
+    ends: list[object] = []
+
+    def wait() -> None:
+        try:
+            ends.append(next(stream, "over"))
+        except BusError as error:
+            ends.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while stream._asking is None:  # the call is on its way
+        time.sleep(0.01)
+    kv.close()
+    waiting.join(60)
+    assert len(ends) == 1
+    kv.close()  # again: nothing to do
+    for late in (kv.engines, lambda: kv.prefetch([1]), stream.close):
+        with pytest.raises(BusError, match="closed"):
+            late()
 
 
 async def test_an_old_server_is_refused_at_connect() -> None:

@@ -38,3 +38,11 @@ def test_every_field_changes_it_and_is_named() -> None:
         assert other.fingerprint != DOMAIN.fingerprint
         assert DOMAIN.differences(other) == {field: (getattr(DOMAIN, field), value)}
     assert DOMAIN.differences(DOMAIN) == {}
+
+
+def test_a_copy_with_other_fields_has_another_fingerprint() -> None:
+    assert DOMAIN.fingerprint  # whatever was computed before must not travel with the copy
+    other = DOMAIN.model_copy(update={"kv_dtype": "fp8"})
+    assert other.fingerprint == HashDomain(**{**DOMAIN.model_dump(), "kv_dtype": "fp8"}).fingerprint
+    assert other.fingerprint != DOMAIN.fingerprint
+    assert DOMAIN.model_copy(deep=True).fingerprint == DOMAIN.fingerprint
