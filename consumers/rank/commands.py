@@ -2,17 +2,19 @@
 """A rank's commands, from the message to the result: checks, queue, run, answer.
 
 Every command that reaches `handle` gets `accepted` and exactly one `result`; what cannot be read is counted, logged
-once per kind and dropped, or rejected where it says whom to tell. Belongs to the worker's loop; storage calls run on
-the pool's threads and come back by `call_soon_threadsafe`.
+once per kind and dropped, or rejected where it says whom to tell. Nothing stands between a command and its operation
+that could wait: `accepted` is written once the operation has begun, or at once where it has to wait for its turn.
+Belongs to the worker's loop; storage calls run on the pool's threads and come back by `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 1024
 RETAINS_KEPT = 4096
+_LAST_WORDS_S = 0.5
 _UNANSWERABLE = {"subject", "mismatch", "too_large"}
 _OPS = {str(op) for op in Op}
 
@@ -52,7 +55,10 @@ class Work:
     queued_ms: float
     subject: str
     size: int
+    answers_at: str
+    """Subject of its answers."""
     started_ns: int = 0
+    accepted: bool = False
     answered: bool = False
     timer: asyncio.TimerHandle | None = None
 
@@ -82,7 +88,6 @@ class CommandDesk:
         self._schedule: ConflictSchedule[Work] = ConflictSchedule(self._start, threads)
         self._jobs: dict[tuple[str, str], Job[Work]] = {}
         self._retained: OrderedDict[tuple[str, str, str], tuple[int, ...]] = OrderedDict()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self.dropped: Counter[str] = Counter()
 
@@ -91,7 +96,7 @@ class CommandDesk:
         """Commands without a result so far."""
         return len(self._jobs)
 
-    async def handle(self, message: StreamMessage) -> None:
+    def handle(self, message: StreamMessage) -> None:
         """Takes one message of the commands stream."""
         headers, as_json = message.headers, codec.is_json(message.headers, message.data)
         sent_ns = self._clock.to_local_ns(message.time_ns)
@@ -100,12 +105,12 @@ class CommandDesk:
             command = codec.decode(message.subject, headers, message.data)
         except codec.DecodeError as error:
             self._drop(error)
-            await self._reject_unread(message, error, as_json, queued_ms)
+            self._reject_unread(message, error, as_json, queued_ms)
             return
         assert isinstance(command, Command)
         where = self._answer_subject(command)
         if not self._answers.take(command.tenant, command.command_id, where):
-            await self._answers.repeat(command.tenant, command.command_id)
+            self._answers.repeat(command.tenant, command.command_id)
             return
         work = Work(
             command,
@@ -116,27 +121,27 @@ class CommandDesk:
             queued_ms,
             message.subject,
             len(message.data),
+            where,
         )
-        await self._send(Accepted(**self._about(work), queued_ms=queued_ms), work)
-        await self._admit(work)
+        self._admit(work)
 
-    async def _admit(self, work: Work) -> None:
+    def _admit(self, work: Work) -> None:
         command = work.command
         problem = execute.objection(command)
         if command.domain != self._who.domain.fingerprint:
             reason = f"this rank's hash domain is {self._who.domain.fingerprint}, the command is for {command.domain}"
-            await self._finish(work, OpResult(state=State.REJECTED, reason=reason), foreign=True)
+            self._finish(work, OpResult(state=State.REJECTED, reason=reason), foreign=True)
         elif problem is not None:
-            await self._finish(work, OpResult(state=State.REJECTED, reason=problem))
+            self._finish(work, OpResult(state=State.REJECTED, reason=problem))
         elif isinstance(command, Cancel):
-            await self._cancel(work, command)
+            self._cancel(work, command)
         elif self._stopping:
-            await self._finish(work, execute.not_run(command, State.CANCELLED, "the rank is stopping"))
+            self._finish(work, execute.not_run(command, State.CANCELLED, "the rank is stopping"))
         elif len(self._jobs) >= QUEUE_LIMIT:
             reason = f"busy: {QUEUE_LIMIT} commands are waiting on this rank; try again later"
-            await self._finish(work, OpResult(state=State.REJECTED, reason=reason))
+            self._finish(work, OpResult(state=State.REJECTED, reason=reason))
         elif work.control.expired():
-            await self._finish(work, execute.not_run(command, State.EXPIRED, "expired before it reached the rank"))
+            self._finish(work, execute.not_run(command, State.EXPIRED, "expired before it reached the rank"))
         else:
             self._enqueue(work)
 
@@ -149,6 +154,8 @@ class CommandDesk:
             delay = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
             work.timer = self._loop.call_later(delay, self._stop_waiting, job, State.EXPIRED, "expired in the queue")
         self._schedule.add(job)
+        if not job.running:
+            self._accept(work)
 
     def _keys(self, command: Command) -> tuple[Any, ...]:
         if not isinstance(command, (Retain, Release)):
@@ -171,33 +178,43 @@ class CommandDesk:
             self._traces.keep(work.control.command_id, work.context)
 
         def call() -> None:
-            result = execute.run(self._ops, work.command, work.control)
-            self._loop.call_soon_threadsafe(self._ended, job, result)
+            self._tell(self._accept, work)
+            self._tell(self._ended, job, execute.run(self._ops, work.command, work.control))
 
         self._pool.submit(call)
 
+    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """From a thread of the pool to the loop."""
+        with contextlib.suppress(RuntimeError):  # the worker stopped meanwhile, and answered in the operation's stead
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _accept(self, work: Work) -> None:
+        if not work.accepted:
+            work.accepted = True
+            self._send(Accepted(**self._about(work), queued_ms=work.queued_ms), work)
+
     def _ended(self, job: Job[Work], result: OpResult) -> None:
         self._schedule.done(job)
-        self._spawn(self._finish(job.work, result))
+        self._finish(job.work, result)
 
     def _stop_waiting(self, job: Job[Work], state: State, reason: str) -> None:
         """Ends a job that has not begun; one that runs sees its own deadline or cancellation."""
         if job.running or job.work.answered:
             return
-        self._spawn(self._finish(job.work, execute.not_run(job.work.command, state, reason)))
+        self._finish(job.work, execute.not_run(job.work.command, state, reason))
         self._schedule.settle(job)
 
-    async def _cancel(self, work: Work, command: Cancel) -> None:
+    def _cancel(self, work: Work, command: Cancel) -> None:
         job = self._jobs.get((command.tenant, command.target_command_id))
         if job is None:
             reason = f"no command {command.target_command_id} waits or runs here"
-            await self._finish(work, OpResult(state=State.REJECTED, reason=reason))
+            self._finish(work, OpResult(state=State.REJECTED, reason=reason))
             return
         job.work.control.cancel()
         self._stop_waiting(job, State.CANCELLED, "cancelled in the queue")
-        await self._finish(work, OpResult(state=State.SUCCEEDED))
+        self._finish(work, OpResult(state=State.SUCCEEDED))
 
-    async def _finish(self, work: Work, outcome: OpResult, *, foreign: bool = False) -> None:
+    def _finish(self, work: Work, outcome: OpResult, *, foreign: bool = False) -> None:
         if work.answered:
             return
         work.answered = True
@@ -205,9 +222,22 @@ class CommandDesk:
             work.timer.cancel()
         command = work.command
         self._jobs.pop((command.tenant, command.command_id), None)
+        self._accept(work)
         ended_ns = time.time_ns()
         started_ns = work.started_ns or ended_ns
-        result = Result(
+        try:
+            result = self._result(work, outcome, started_ns, ended_ns, foreign=foreign)
+        except ValueError as error:  # a bug in the storage costs the details, never the answer
+            log.exception("the storage's result of a %s cannot be written", command.type)
+            outcome = OpResult(State.FAILED, f"the storage's result cannot be written: {error}"[:1000])
+            result = self._result(work, outcome, started_ns, ended_ns)
+        self._publish(result, work, outcome, started_ns)
+
+    def _result(
+        self, work: Work, outcome: OpResult, started_ns: int, ended_ns: int, *, foreign: bool = False
+    ) -> Result:
+        command = work.command
+        return Result(
             **self._about(work),
             world_size=self._who.world_size,
             state=outcome.state,
@@ -222,15 +252,14 @@ class CommandDesk:
             chunk_tiers=outcome.chunk_tiers if command.type == Op.LOCATE else None,
             hash_domain=self._who.domain if foreign else None,
         )
-        await self._publish(result, work, outcome, started_ns)
 
-    async def _publish(self, result: Result, work: Work, outcome: OpResult, started_ns: int) -> None:
+    def _publish(self, result: Result, work: Work, outcome: OpResult, started_ns: int) -> None:
         if not self._tracer.enabled:
-            await self._send(result, work)
+            self._send(result, work)
             return
-        context = await publish_traced(
+        context = publish_traced(
             self._tracer,
-            lambda answer, headers: self._answers.publish(answer, headers, json=work.json),
+            lambda answer, headers: self._answers.publish(answer, work.answers_at, headers, json=work.json),
             result,
             work.command,
             context=work.context,
@@ -242,10 +271,10 @@ class CommandDesk:
         )
         self._traces.keep(work.control.command_id, context)
 
-    async def _send(self, answer: Accepted | Result, work: Work) -> None:
+    def _send(self, answer: Accepted | Result, work: Work) -> None:
         headers: dict[str, str] = {}
         inject(headers, work.context)
-        await self._answers.publish(answer, headers, json=work.json)
+        self._answers.publish(answer, work.answers_at, headers, json=work.json)
 
     def _about(self, work: Work) -> dict[str, Any]:
         command = work.command
@@ -276,9 +305,7 @@ class CommandDesk:
         if self.dropped[error.kind] == 1:
             log.warning("a command was dropped (more of this kind are only counted): %s", str(error)[:500])
 
-    async def _reject_unread(
-        self, message: StreamMessage, error: codec.DecodeError, as_json: bool, queued: float
-    ) -> None:
+    def _reject_unread(self, message: StreamMessage, error: codec.DecodeError, as_json: bool, queued: float) -> None:
         """Tells whoever sent something unreadable, where the payload says who that is."""
         client, command_id = error.fields.get("client"), error.fields.get("command_id")
         if error.kind in _UNANSWERABLE or not isinstance(client, str) or not isinstance(command_id, str):
@@ -305,13 +332,14 @@ class CommandDesk:
             )
         except ValueError:
             return  # names no one can be told under
-        if not self._answers.take(where.tenant, command_id, codec.subject_of(result)):
-            await self._answers.repeat(where.tenant, command_id)
+        subject = codec.subject_of(result)
+        if not self._answers.take(where.tenant, command_id, subject):
+            self._answers.repeat(where.tenant, command_id)
             return
         headers: dict[str, str] = {}
         inject(headers, extract(message.headers))
-        await self._answers.publish(accepted, headers, json=as_json)
-        await self._answers.publish(result, headers, json=as_json)
+        self._answers.publish(accepted, subject, headers, json=as_json)
+        self._answers.publish(result, subject, headers, json=as_json)
 
     async def stop(self, timeout: float) -> None:
         """Cancels what runs, answers what waits, and gives running operations `timeout` seconds to end."""
@@ -320,20 +348,11 @@ class CommandDesk:
             job.work.control.cancel()
             self._stop_waiting(job, State.CANCELLED, "the rank is stopping")
         deadline = self._loop.time() + timeout
-        while (self._jobs or self._tasks) and self._loop.time() < deadline:  # noqa: ASYNC110 - ends of two kinds
+        while self._jobs and self._loop.time() < deadline:  # noqa: ASYNC110 - a rank stops once
             await asyncio.sleep(0.01)
         for job in list(self._jobs.values()):
             reason = "the rank stopped before the operation ended"
-            await self._finish(job.work, execute.not_run(job.work.command, State.FAILED, reason))
+            self._finish(job.work, execute.not_run(job.work.command, State.FAILED, reason))
         self._pool.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_log_failure)
-
-
-def _log_failure(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("answering a command failed", exc_info=task.exception())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._answers.written(), max(_LAST_WORDS_S, deadline - self._loop.time()))

@@ -6,7 +6,7 @@ All times were recorded before. Runs on the worker's loop, and only where tracin
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from semkv.bus import codec
 from semkv.bus.messages import Command, Result
@@ -22,10 +22,10 @@ from semkv.bus.tracing import (
     messaging_attributes,
 )
 
-Publish = Callable[[Result, dict[str, str]], Awaitable[None]]
+Publish = Callable[[Result, dict[str, str]], None]
 
 
-async def publish_traced(
+def publish_traced(
     tracer: NullTracer,
     publish: Publish,
     result: Result,
@@ -66,7 +66,7 @@ async def publish_traced(
         result = result.model_copy(update={"trace_id": process.context.trace_id})
     headers: dict[str, str] = {}
     inject(headers, sending.context)
-    await publish(result, headers)
+    publish(result, headers)
     tracer.end(sending)
     tracer.end(process)
     return process.context

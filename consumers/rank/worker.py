@@ -22,7 +22,7 @@ from semkv.bus.clock import BrokerClock
 from semkv.bus.connection import Link, connect_nats
 from semkv.bus.errors import BusError
 from semkv.bus.messages import EngineInfo, TierUsage
-from semkv.bus.reader import CommandReader
+from semkv.bus.reader import CommandReader, StreamMessage
 from semkv.bus.registry import Announcer
 from semkv.bus.settings import BusSettings, SettingsError
 from semkv.bus.status import Op, Role
@@ -140,6 +140,7 @@ class RankWorker:
         self._desk = CommandDesk(
             self._who, self._ops, answers, clock, tracer, threads=self._threads, traces=self.traces
         )
+        answers.start()
         asking = DaemonPool(1, "semkv-tiers")
         refresh = asyncio.ensure_future(self._keep_tiers(asking))
         telling = asyncio.ensure_future(self.outbox.run(tracer))
@@ -156,6 +157,7 @@ class RankWorker:
                     with contextlib.suppress(Exception):
                         await asyncio.wait_for(nc.close(), _FLUSH_S)
         finally:
+            await answers.stop()
             refresh.cancel()
             telling.cancel()
             asking.close()
@@ -214,7 +216,7 @@ class RankWorker:
         announcer = self._announcer = Announcer(nc, link, self._describe, ensure)
         work: list[Coroutine[Any, Any, None]] = [_over(link)]
         if self._who.role == Role.STORAGE:
-            work.append(self._read(nc, link, clock, ensure))
+            work.append(self._read(nc, link, clock, answers, ensure))
         tasks = [asyncio.ensure_future(part) for part in work]
         announcer.start()
         if self._last_seq:  # a connection that nats-py had given up
@@ -232,8 +234,7 @@ class RankWorker:
                 with contextlib.suppress(Exception):
                     await nc.flush(_FLUSH_S)
 
-    async def _read(self, nc: Client, link: Link, clock: BrokerClock, ensure: Any) -> None:
-        assert self._desk is not None
+    async def _read(self, nc: Client, link: Link, clock: BrokerClock, answers: Answers, ensure: Any) -> None:
         reader = CommandReader(
             nc,
             link,
@@ -243,18 +244,23 @@ class RankWorker:
             start_seq=self._last_seq + 1 if self._last_seq else None,
             ensure=ensure,
             clock=clock,
+            deliver=self._handle,
+            room=answers.room,
         )
         async with reader:
             announce = asyncio.ensure_future(self._once_ready(reader))
             try:
-                async for message in reader:
-                    self._last_seq = message.seq
-                    try:
-                        await self._desk.handle(message)
-                    except Exception:  # one message must never stop the rank
-                        log.exception("a command could not be handled")
+                await reader.ended()
             finally:
                 announce.cancel()
+
+    def _handle(self, message: StreamMessage) -> None:
+        assert self._desk is not None
+        self._last_seq = message.seq
+        try:
+            self._desk.handle(message)
+        except Exception:  # one message must never stop the rank
+            log.exception("a command could not be handled")
 
     async def _once_ready(self, reader: CommandReader) -> None:
         await reader.ready()
