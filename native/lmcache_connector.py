@@ -85,9 +85,11 @@ def _create_connector(original: Any) -> Any:
         from lmcache.v1.gpu_connector import GPUConnectorInterface
 
         from semkv.native.connector.device import BlockConnector
+        from semkv.native.connector.stage import StagedConnector, staged
 
         GPUConnectorInterface.register(BlockConnector)
-        return BlockConnector(metadata.semkv_layout)
+        GPUConnectorInterface.register(StagedConnector)
+        return staged(BlockConnector(metadata.semkv_layout))
 
     return create_gpu_connector
 

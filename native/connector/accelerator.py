@@ -40,6 +40,11 @@ class AcceleratorConnector:
         """The layout's name in hash domains and keys."""
         return f"{self.format_name.lower()}.b{self.block_size}"
 
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        return self._ready().streams.device
+
     def register(self, kv_caches: Sequence[Any]) -> int:
         """Takes the engine's tensors; returns the bytes of one block over all layers."""
         if self._transfer is None or kv_caches is not self._pages:
@@ -85,7 +90,8 @@ class AcceleratorConnector:
                 raise ValueError(f"tokens [{start}, {end}): LMCache has already freed this memory object")
             ids = core().block_ids(slots, start, end, self.block_size)
             skip = min(max(0, held - start) // self.block_size, len(ids))
-            chunks.append(Chunk(ids, memory_obj.raw_data.view(torch.uint8)[: memory_obj.get_size()], skip))
+            data = memory_obj.raw_data.view(torch.uint8)[: memory_obj.get_size()]
+            chunks.append(Chunk(ids, data, skip, getattr(memory_obj, "ready", None)))
         return chunks
 
     def _ready(self) -> AcceleratorTransfer:

@@ -31,6 +31,11 @@ class BlockConnector:
         self._pages: tuple[int, ...] = ()
         self._transfer: BlockTransfer | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        return torch.device("cpu")
+
     def register(self, kv_caches: Sequence[torch.Tensor]) -> int:
         """Takes the engine's tensors; returns the bytes of one block over all layers."""
         pages = tuple(tensor.data_ptr() for tensor in kv_caches)

@@ -4,11 +4,11 @@
 Objects are the engine's own blocks, [kv][layer][plane][block]. Two strategies: *copies*, one contiguous copy for each
 run of neighbouring blocks of a plane, best for large blocks and all that a device without gather kernels can do;
 *staging*, a gather on the device into a staging buffer and one copy a chunk, best for small blocks. Both keep two
-buffers in flight, and loads and stores have a stream each.
+buffers in flight; loads and stores have a stream and buffers each, so that the two directions overlap.
 
 A store waits for what the engine's stream has queued, and has ended when `store` returns. A load lets the engine's
-stream wait for it, and has ended for the host when `load` returns, so that the objects may be let go. Ids and sizes are
-checked before anything is queued. One thread at a time.
+stream wait for it, and has ended for the host when `load` returns or raises, so that the objects may be let go. Ids and
+sizes are checked before anything is queued. Two threads at most: one that loads and one that stores.
 """
 
 from __future__ import annotations
@@ -35,11 +35,16 @@ SMALL_BLOCK = 128 << 10
 
 @dataclass(frozen=True)
 class Chunk:
-    """One object to move: its blocks' ids, its bytes in host memory, how many of the first blocks to leave alone."""
+    """One object to move: its blocks' ids, its bytes in host memory, how many of the first blocks to leave alone.
+
+    A load also takes bytes that are on the pages' device already; `ready` is the point in the stream that put them
+    there.
+    """
 
     ids: Sequence[int]
     obj: torch.Tensor
     skip: int = 0
+    ready: Mark | None = None
 
 
 class AcceleratorTransfer:
@@ -59,8 +64,7 @@ class AcceleratorTransfer:
         self._planes = plane_tensors(kv_caches, self.plan.planes)
         self.blocks = min(blocks for _, _, _, blocks in self.plan.planes)
         self.strategy: Strategy = strategy or self._choose()
-        self._host = [_Buffer(), _Buffer()]
-        self._device = [_Buffer(), _Buffer()]
+        self._for_stores, self._for_loads = _Buffers(), _Buffers()
 
     def _choose(self) -> Strategy:
         """Staging for small blocks, where the device has the kernels that gather and scatter."""
@@ -72,66 +76,79 @@ class AcceleratorTransfer:
 
     def store(self, chunks: Sequence[Chunk]) -> None:
         """Pages to objects."""
-        self._check(chunks)
+        self._check(chunks, "cpu")
         stream = self.streams.stores
         self.streams.after(stream, self.streams.current())
         waiting: list[tuple[Mark, torch.Tensor | None, torch.Tensor]] = []
-        with self.streams.on(stream):
-            for number, chunk in enumerate(chunks):
-                if len(waiting) == 2:  # the buffers of the chunk before last are wanted again
-                    _finish_store(waiting.pop(0))
-                target = self._target(number, chunk)
-                self._to_host(number, chunk, target)
-                bounce = None if target is chunk.obj else target
-                waiting.append((self.streams.mark(stream), bounce, chunk.obj))
-        for item in waiting:
-            _finish_store(item)
+        try:
+            with self.streams.on(stream):
+                for number, chunk in enumerate(chunks):
+                    if len(waiting) == 2:  # the buffers of the chunk before last are wanted again
+                        _finish_store(waiting.pop(0))
+                    target = self._in_host_memory(self._for_stores, number, chunk)
+                    self._to_host(number, chunk, target)
+                    bounce = None if target is chunk.obj else target
+                    waiting.append((self.streams.mark(stream), bounce, chunk.obj))
+            for item in waiting:
+                _finish_store(item)
+        except BaseException:
+            self.streams.mark(stream).wait()  # nothing may write to the objects any more
+            raise
 
     def load(self, chunks: Sequence[Chunk]) -> None:
         """Objects to pages."""
-        self._check(chunks)
+        self._check(chunks, "cpu", self.streams.device.type)
         stream = self.streams.loads
         engine = self.streams.current()
         self.streams.after(stream, engine)
         marks: list[Mark] = []
-        with self.streams.on(stream):
-            for number, chunk in enumerate(chunks):
-                if len(marks) >= 2:
-                    marks[-2].wait()  # before its buffers are filled again
-                source = self._target(number, chunk)
-                if source is not chunk.obj:
-                    source.copy_(chunk.obj.view(torch.uint8)[: len(source)])
-                self._to_device(number, chunk, source)
-                marks.append(self.streams.mark(stream))
-        self.streams.after(engine, stream)
-        if marks:
-            marks[-1].wait()
+        try:
+            with self.streams.on(stream):
+                for number, chunk in enumerate(chunks):
+                    if len(marks) >= 2:
+                        marks[-2].wait()  # before its buffers are filled again
+                    if chunk.ready is not None:
+                        self.streams.await_mark(stream, chunk.ready)
+                    self._to_pages(number, chunk)
+                    marks.append(self.streams.mark(stream))
+        finally:
+            self.streams.after(engine, stream)
+            self.streams.mark(stream).wait()
 
-    def _target(self, number: int, chunk: Chunk) -> torch.Tensor:
+    def _in_host_memory(self, buffers: _Buffers, number: int, chunk: Chunk) -> torch.Tensor:
         """The object itself where the device can reach it, else a pinned buffer for its bytes."""
         size = self.object_bytes(len(chunk.ids))
         if self.streams.is_pinned(chunk.obj):
-            return chunk.obj.view(torch.uint8).reshape(-1)[:size] if chunk.obj.dtype != torch.uint8 else chunk.obj
-        return self._host[number % 2].of(size, self.streams.pinned)
+            return chunk.obj if chunk.obj.dtype == torch.uint8 else chunk.obj.view(torch.uint8).reshape(-1)[:size]
+        return buffers.host[number % 2].of(size, self.streams.pinned)
 
     def _to_host(self, number: int, chunk: Chunk, target: torch.Tensor) -> None:
         if self.strategy == "copies":
             for page, part in self._runs(chunk, target):
                 part.copy_(page, non_blocking=True)
             return
-        staging = self._staging(number, chunk)
+        staging = self._staging(self._for_stores, number, chunk)
         ids = self._ids(chunk.ids)
         for plane, part in self._parts(chunk, staging):
             torch.index_select(plane, 0, ids, out=part)
         target[: len(staging)].copy_(staging, non_blocking=True)
 
-    def _to_device(self, number: int, chunk: Chunk, source: torch.Tensor) -> None:
+    def _to_pages(self, number: int, chunk: Chunk) -> None:
+        source = chunk.obj
+        if self.streams.real and source.device == self.streams.device:
+            source = source.view(torch.uint8).reshape(-1)
+        else:
+            source = self._in_host_memory(self._for_loads, number, chunk)
+            if source is not chunk.obj:
+                source.copy_(chunk.obj.view(torch.uint8)[: len(source)])
         if self.strategy == "copies":
             for page, part in self._runs(chunk, source):
                 page.copy_(part, non_blocking=True)
             return
-        staging = self._staging(number, chunk)
-        staging.copy_(source[: len(staging)], non_blocking=True)
+        staging = source[: self.object_bytes(len(chunk.ids))]
+        if source.device != self.streams.device or not self.streams.real:
+            staging = self._staging(self._for_loads, number, chunk)
+            staging.copy_(source[: len(staging)], non_blocking=True)
         ids = self._ids(chunk.ids[chunk.skip :])
         for plane, part in self._parts(chunk, staging):
             plane.index_copy_(0, ids, part[chunk.skip :])
@@ -158,16 +175,16 @@ class AcceleratorTransfer:
             at = end
         return found
 
-    def _staging(self, number: int, chunk: Chunk) -> torch.Tensor:
+    def _staging(self, buffers: _Buffers, number: int, chunk: Chunk) -> torch.Tensor:
         size = self.object_bytes(len(chunk.ids))
-        return self._device[number % 2].of(
+        return buffers.device[number % 2].of(
             size, lambda wanted: torch.empty(wanted, dtype=torch.uint8, device=self.streams.device)
         )
 
     def _ids(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(list(ids), dtype=torch.int64).to(self.streams.device, non_blocking=True)
 
-    def _check(self, chunks: Sequence[Chunk]) -> None:
+    def _check(self, chunks: Sequence[Chunk], *places: str) -> None:
         for number, chunk in enumerate(chunks):
             for position, block in enumerate(chunk.ids):
                 if not 0 <= block < self.blocks:
@@ -177,10 +194,10 @@ class AcceleratorTransfer:
             if not 0 <= chunk.skip <= len(chunk.ids):
                 raise IndexError(f"chunk {number}: skip {chunk.skip} is more than the {len(chunk.ids)} blocks given")
             have, need = chunk.obj.numel() * chunk.obj.element_size(), self.object_bytes(len(chunk.ids))
-            if have < need or chunk.obj.device.type != "cpu" or not chunk.obj.is_contiguous():
+            if have < need or chunk.obj.device.type not in places or not chunk.obj.is_contiguous():
                 raise ValueError(
-                    f"chunk {number}: the object has {have} bytes on {chunk.obj.device}, {need} contiguous bytes in "
-                    "host memory are needed"
+                    f"chunk {number}: the object has {have} bytes on {chunk.obj.device}, {need} contiguous bytes on "
+                    f"{' or '.join(dict.fromkeys(places))} are needed"
                 )
 
 
@@ -195,6 +212,14 @@ class _Buffer:
             assert callable(make)
             self._memory = make(size)
         return self._memory[:size]
+
+
+class _Buffers:
+    """One direction's: two of each kind, in turns."""
+
+    def __init__(self) -> None:
+        self.host = [_Buffer(), _Buffer()]
+        self.device = [_Buffer(), _Buffer()]
 
 
 def _finish_store(item: tuple[Mark, torch.Tensor | None, torch.Tensor]) -> None:

@@ -57,6 +57,11 @@ class DeviceStreams:
         """A point in `stream` to wait for."""
         return Mark(stream.record_event() if self.real else None)
 
+    def await_mark(self, stream: Any, mark: Mark) -> None:
+        """What is queued on `stream` from now on waits for the mark; this thread does not."""
+        if self.real and mark.event is not None:
+            stream.wait_event(mark.event)
+
     def pinned(self, size: int) -> torch.Tensor:
         """Bytes that the device can read and write while the host goes on."""
         buffer = torch.empty(size, dtype=torch.uint8)
@@ -70,12 +75,12 @@ class Mark:
     """A point in a stream; `wait` blocks this thread until the device is past it."""
 
     def __init__(self, event: Any) -> None:
-        self._event = event
+        self.event = event
 
     def wait(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
+        if self.event is not None:
+            self.event.synchronize()
 
     @property
     def passed(self) -> bool:
-        return self._event is None or bool(self._event.query())
+        return self.event is None or bool(self.event.query())
