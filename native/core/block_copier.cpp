@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "copy.h"
 #include "parallel.h"
+#include "run_batch.h"
 
 namespace semkv {
 
@@ -15,7 +15,7 @@ namespace {
 
 // Copies blocks [from, to) of one plane. Neighbouring ids of a tight plane are one copy.
 void copy_plane(const Plane& plane, Direction direction, std::span<const std::int64_t> ids, std::byte* segment,
-                std::size_t from, std::size_t to, CopyFn copy) {
+                std::size_t from, std::size_t to, RunBatch& batch) {
   const bool tight = plane.stride == plane.bytes;
   for (std::size_t i = from; i < to;) {
     std::size_t run = 1;
@@ -25,9 +25,9 @@ void copy_plane(const Plane& plane, Direction direction, std::span<const std::in
     std::byte* page = plane.base + static_cast<std::uint64_t>(ids[i]) * plane.stride;
     std::byte* object = segment + i * plane.bytes;
     if (direction == Direction::gather) {
-      copy(object, page, run * plane.bytes);
+      batch.add(object, page, run * plane.bytes);
     } else {
-      copy(page, object, run * plane.bytes);
+      batch.add(page, object, run * plane.bytes);
     }
     i += run;
   }
@@ -77,22 +77,22 @@ void BlockCopier::copy(Direction direction, std::span<const std::int64_t> ids, s
 
   const std::uint64_t bytes = (n - skip) * bytes_per_block_;
   const bool streaming = streams(stores, bytes);
-  const CopyFn copy_fn = streaming ? stream_copy() : &plain_copy;
 
   // Work is cut along (plane, block) laid end to end, so that few planes and many blocks divide as well as the reverse.
   const std::size_t per_plane = n - skip;
   const std::size_t items = planes_.size() * per_plane;
   auto work = [&](std::size_t first, std::size_t last) {
+    RunBatch batch(streaming, direction == Direction::gather);
     while (first < last) {
       const std::size_t p = first / per_plane;
       const std::size_t from = first % per_plane;
       const std::size_t to = std::min(per_plane, from + (last - first));
       std::uint64_t offset = 0;
       for (std::size_t q = 0; q < p; ++q) offset += planes_[q].bytes * n;
-      copy_plane(planes_[p], direction, ids, object + offset, skip + from, skip + to, copy_fn);
+      copy_plane(planes_[p], direction, ids, object + offset, skip + from, skip + to, batch);
       first += to - from;
     }
-    if (streaming) stream_fence();
+    batch.finish();
   };
 
   divide(items, bytes, threads, work);

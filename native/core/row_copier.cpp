@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "copy.h"
 #include "parallel.h"
+#include "run_batch.h"
 
 namespace semkv {
 
@@ -45,19 +45,18 @@ void RowCopier::check_object(std::uint64_t tokens, std::uint64_t object_size, st
 
 void RowCopier::copy_run(const RowPlane& p, Direction direction, std::byte* object, std::uint64_t tokens,
                          std::uint64_t at, std::uint64_t count, std::int64_t block, std::uint64_t offset,
-                         bool streaming) const {
+                         RunBatch& batch) const {
   std::byte* page = p.base + static_cast<std::uint64_t>(block) * p.block_stride + offset * p.token_stride;
   std::byte* rows = object + p.before * tokens + at * p.row + p.column;
   std::uint64_t heads = p.heads, piece = p.head_bytes, page_token = p.token_stride, row_token = p.row;
   if (p.head_stride == piece) piece *= heads, heads = 1;  // a token's heads lie together
   if (heads == 1 && page_token == piece && row_token == piece) {
-    const CopyFn copy = streaming ? stream_copy() : &plain_copy;
-    return direction == Direction::gather ? copy(rows, page, count * piece) : copy(page, rows, count * piece);
+    return direction == Direction::gather ? batch.add(rows, page, count * piece) : batch.add(page, rows, count * piece);
   }
   const RowGrid grid = direction == Direction::gather
                            ? RowGrid{rows, page, count, heads, piece, row_token, page_token, piece, p.head_stride}
                            : RowGrid{page, rows, count, heads, piece, page_token, row_token, p.head_stride, piece};
-  streaming ? stream_rows(grid) : copy_rows(grid);
+  batch.streaming() ? stream_rows(grid) : copy_rows(grid);
 }
 
 void RowCopier::copy_blocks(Direction direction, std::span<const std::int64_t> ids, std::uint64_t tokens,
@@ -77,14 +76,15 @@ void RowCopier::copy_blocks(Direction direction, std::span<const std::int64_t> i
   const std::uint64_t first_block = skip / block_size_;
   const std::uint64_t per_plane = need - first_block;
   divide(planes_.size() * per_plane, bytes, threads, [&](std::size_t first, std::size_t last) {
+    RunBatch batch(streaming, direction == Direction::gather);
     for (; first < last; ++first) {
       const std::uint64_t block = first_block + first % per_plane;
       const std::uint64_t at = std::max(block * block_size_, skip);
       const std::uint64_t end = std::min((block + 1) * block_size_, tokens);
       copy_run(planes_[first / per_plane], direction, object, tokens, at, end - at, ids[block],
-               at - block * block_size_, streaming);
+               at - block * block_size_, batch);
     }
-    if (streaming) stream_fence();
+    batch.finish();
   });
 }
 
@@ -104,6 +104,7 @@ void RowCopier::copy_slots(Direction direction, std::span<const std::int64_t> sl
   const std::uint64_t bytes = (tokens - skip) * bytes_per_token_;
   const bool streaming = streams(stores, bytes);
   divide(planes_.size(), bytes, threads, [&](std::size_t first, std::size_t last) {
+    RunBatch batch(streaming, direction == Direction::gather);
     for (; first < last; ++first) {
       for (std::uint64_t at = skip; at < tokens;) {
         if (slots[at] < 0) {
@@ -117,11 +118,11 @@ void RowCopier::copy_slots(Direction direction, std::span<const std::int64_t> sl
           ++run;
         }
         copy_run(planes_[first], direction, object, tokens, at, run, slots[at] / size,
-                 static_cast<std::uint64_t>(slots[at] % size), streaming);
+                 static_cast<std::uint64_t>(slots[at] % size), batch);
         at += run;
       }
     }
-    if (streaming) stream_fence();
+    batch.finish();
   });
 }
 

@@ -17,6 +17,8 @@
 
 namespace semkv {
 
+class RunBatch;
+
 struct RowPlane {
   std::byte* base;
   std::int64_t blocks;
@@ -52,7 +54,7 @@ class RowCopier {
   void check_object(std::uint64_t tokens, std::uint64_t object_size, std::uint64_t skip) const;
   // Copies `count` tokens from token `at` of the object; they lie together in a page from `offset` on.
   void copy_run(const RowPlane& plane, Direction direction, std::byte* object, std::uint64_t tokens, std::uint64_t at,
-                std::uint64_t count, std::int64_t block, std::uint64_t offset, bool streaming) const;
+                std::uint64_t count, std::int64_t block, std::uint64_t offset, RunBatch& batch) const;
 
   std::vector<RowPlane> planes_;
   std::uint64_t block_size_;

@@ -106,11 +106,12 @@ void rows_once() {
 }
 
 void blocks_once() {
-  const auto blocks = static_cast<std::int64_t>(pick(1, 6));
+  const auto blocks = static_cast<std::int64_t>(pick(1, 9));
   std::vector<Memory> pages;
   std::vector<semkv::Plane> planes;
   for (std::uint64_t p = pick(1, 3); p > 0; --p) {
-    const std::uint64_t bytes = pick(1, 700), gap = pick(0, 1) * pick(0, 70);
+    // Long blocks are read several side by side, each to its own end.
+    const std::uint64_t bytes = pick(0, 1) != 0 ? pick(1, 700) : pick(1000, 2000), gap = pick(0, 1) * pick(0, 70);
     pages.emplace_back(static_cast<std::size_t>(blocks - 1) * (bytes + gap) + bytes);
     planes.push_back({pages.back().bytes.get(), bytes + gap, bytes, blocks});
   }
