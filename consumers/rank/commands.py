@@ -21,11 +21,13 @@ from typing import Any
 from semkv.bus import codec, subjects
 from semkv.bus.clock import BrokerClock
 from semkv.bus.messages import Accepted, Cancel, Command, Prefetch, Release, Result, Retain
+from semkv.bus.metrics import NullMetrics
 from semkv.bus.reader import StreamMessage
 from semkv.bus.status import Op, State
 from semkv.bus.tracing import NullTracer, TraceContext, extract, inject
 from semkv.consumers.rank import execute
 from semkv.consumers.rank.answers import Answers
+from semkv.consumers.rank.counted import Counted
 from semkv.consumers.rank.identity import RankIdentity
 from semkv.consumers.rank.outbox import CommandTraces
 from semkv.consumers.rank.pool import DaemonPool
@@ -76,6 +78,7 @@ class CommandDesk:
         *,
         threads: int,
         traces: CommandTraces | None = None,
+        counted: Counted | None = None,
     ) -> None:
         self._who = identity
         self._ops = ops
@@ -83,6 +86,7 @@ class CommandDesk:
         self._clock = clock
         self._tracer = tracer
         self._traces = traces or CommandTraces()
+        self._counted = counted or Counted(NullMetrics())
         self._loop = asyncio.get_running_loop()
         self._pool = DaemonPool(threads, f"semkv-rank{identity.rank}")
         self._schedule: ConflictSchedule[Work] = ConflictSchedule(self._start, threads)
@@ -232,6 +236,7 @@ class CommandDesk:
             outcome = OpResult(State.FAILED, f"the storage's result cannot be written: {error}"[:1000])
             result = self._result(work, outcome, started_ns, ended_ns)
         self._publish(result, work, outcome, started_ns)
+        self._counted.result(command, result)
 
     def _result(
         self, work: Work, outcome: OpResult, started_ns: int, ended_ns: int, *, foreign: bool = False

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from typing import NamedTuple
 
 import nats.errors
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 LIMIT = 1024
 TRACES = 4096
+FATES = ("useful", "redundant", "late", "wasted")
 
 
 class _Waiting(NamedTuple):
@@ -46,9 +47,13 @@ class Outbox:
         self._nc: Client | None = None
         self._tracer = NullTracer()
         self.dropped = 0
+        self.worth: Counter[str] = Counter()
+        """Chunks of all outcomes so far, by what they were worth."""
 
     def offer(self, outcome: Outcome, context: TraceContext | None = None) -> None:
         """Publish this when there is a connection; `context` is the command's place in its trace."""
+        for fate in FATES:
+            self.worth[fate] += getattr(outcome, fate)
         if len(self._waiting) >= LIMIT:
             with contextlib.suppress(IndexError):
                 self._waiting.popleft()
@@ -108,7 +113,7 @@ def _about(outcome: Outcome) -> dict[str, Attribute]:
         "kv.instance": outcome.instance,
         "kv.rank": outcome.rank,
         "kv.bytes": outcome.bytes,
-        **{f"kv.chunks.{fate}": getattr(outcome, fate) for fate in ("useful", "redundant", "late", "wasted")},
+        **{f"kv.chunks.{fate}": getattr(outcome, fate) for fate in FATES},
     }
 
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from nats.aio.client import Client
@@ -22,6 +22,7 @@ from semkv.bus.clock import BrokerClock
 from semkv.bus.connection import Link, connect_nats
 from semkv.bus.errors import BusError
 from semkv.bus.messages import EngineInfo, TierUsage
+from semkv.bus.metrics import setup_metrics
 from semkv.bus.reader import CommandReader, StreamMessage
 from semkv.bus.registry import Announcer
 from semkv.bus.settings import BusSettings, SettingsError
@@ -31,6 +32,7 @@ from semkv.bus.tasks import cancel_and_wait
 from semkv.bus.tracing import NullTracer, setup_tracing
 from semkv.consumers.rank.answers import Answers
 from semkv.consumers.rank.commands import CommandDesk
+from semkv.consumers.rank.counted import Counted
 from semkv.consumers.rank.identity import RankIdentity
 from semkv.consumers.rank.outbox import CommandTraces, Outbox
 from semkv.consumers.rank.pool import DaemonPool
@@ -63,12 +65,15 @@ class RankWorker:
         *,
         threads: int = THREADS,
         tracer: NullTracer | None = None,
+        forest: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """`forest`: how much the storage's prefix forest holds, by kind, for the metrics."""
         self._settings = settings
         self._who = identity
         self._ops = ops
         self._threads = threads
         self._tracer = tracer
+        self._forest = forest
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -136,10 +141,14 @@ class RankWorker:
         self._stop = asyncio.Event()
         self._started.set()
         tracer = self._tracer or setup_tracing(f"semkv-rank-{self._who.rank}")
-        clock, answers = BrokerClock(), Answers()
-        self._desk = CommandDesk(
-            self._who, self._ops, answers, clock, tracer, threads=self._threads, traces=self.traces
+        metrics = setup_metrics(
+            f"semkv-rank-{self._who.rank}", {"kv.instance": self._who.instance, "kv.rank": self._who.rank}
         )
+        clock, answers, counted = BrokerClock(), Answers(), Counted(metrics)
+        self._desk = CommandDesk(
+            self._who, self._ops, answers, clock, tracer, threads=self._threads, traces=self.traces, counted=counted
+        )
+        self._watch(counted)
         answers.start()
         asking = DaemonPool(1, "semkv-tiers")
         refresh = asyncio.ensure_future(self._keep_tiers(asking))
@@ -163,6 +172,18 @@ class RankWorker:
             asking.close()
             if self._tracer is None:
                 tracer.shutdown()
+            metrics.shutdown()
+
+    def _watch(self, counted: Counted) -> None:
+        desk = self._desk
+        assert desk is not None
+        counted.watch(
+            waiting=lambda: desk.inflight,
+            unreadable=lambda: desk.dropped,
+            worth=lambda: self.outbox.worth,
+            forest=self._forest,
+            tiers=lambda: self._tiers,
+        )
 
     async def _connect(self) -> tuple[Client | None, Link]:
         assert self._stop is not None

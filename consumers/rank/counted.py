@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's metrics: what became of its commands, and what the rank holds.
+
+`result` belongs to the worker's loop; the sources are read on the export thread and only copy what others keep. Where
+metrics are off, nothing of this does anything. Errors: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from semkv.bus import metrics
+from semkv.bus.messages import Command, Result, TierUsage
+from semkv.bus.metrics import Labels, NullMetrics
+
+DRY_RUN = "dry_run"
+
+
+class Counted:
+    """Counts on one rank."""
+
+    def __init__(self, meter: NullMetrics) -> None:
+        self._meter = meter
+
+    def result(self, command: Command, result: Result) -> None:
+        """A command has ended here. A dry run is an operation of its own, since it moves nothing."""
+        meter = self._meter
+        if not meter.enabled:
+            return
+        dry = bool(getattr(command, "dry_run", False))
+        op = {"op": DRY_RUN if dry else str(result.op)}
+        meter.add(metrics.COMMANDS, 1, {**op, "state": str(result.state)})
+        for status, count in result.counts.items():
+            meter.add(metrics.CHUNKS, count, {**op, "status": str(status)})
+        for tier, size in {} if dry else result.bytes_by_tier.items():
+            meter.add(metrics.MOVED, size, {**op, "tier": str(tier)})
+        meter.record(metrics.QUEUE, result.queued_ms / 1e3, op)
+        meter.record(metrics.RUN, result.ran_ms / 1e3, op)
+
+    def watch(
+        self,
+        *,
+        waiting: Callable[[], int],
+        unreadable: Callable[[], Mapping[str, int]],
+        worth: Callable[[], Mapping[str, int]],
+        forest: Callable[[], Mapping[str, int]],
+        tiers: Callable[[], tuple[TierUsage, ...]],
+    ) -> None:
+        """What is known anyway, read when it is exported."""
+
+        def by(label: str, source: Callable[[], Mapping[str, int]]) -> metrics.Source:
+            return lambda: [(value, {label: name}) for name, value in dict(source()).items()]
+
+        def of_tiers(field: str) -> metrics.Source:
+            def source() -> Iterable[tuple[float, Labels]]:
+                return [(getattr(tier, field), {"tier": tier.name}) for tier in tiers()]
+
+            return source
+
+        meter = self._meter
+        meter.watch(metrics.WAITING, lambda: [(waiting(), {})])
+        meter.watch(metrics.UNREADABLE, by("kind", unreadable))
+        meter.watch(metrics.PREFETCHED, by("fate", worth))
+        meter.watch(metrics.FOREST, by("kind", forest))
+        meter.watch(metrics.TIER_USED, of_tiers("used_bytes"))
+        meter.watch(metrics.TIER_CAPACITY, of_tiers("capacity_bytes"))
+        meter.watch(metrics.TIER_CHUNKS, of_tiers("chunks"))
