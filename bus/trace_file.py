@@ -2,8 +2,8 @@
 """Spans in a file, as OTLP JSON: one object `{"resourceSpans": [...]}` that is valid JSON at any time.
 
 Several processes may write the same file: each export takes the file's lock, overwrites the closing brackets with more
-entries and closes the brackets again, in one write. Jaeger's UI opens the file; `read_spans` reads it back. A file that
-is something else is left alone: the export fails and OpenTelemetry logs it.
+entries and closes the brackets again, in one write. Jaeger's UI opens the file; `documents` reads it back, and what
+Jaeger answers. A file that is something else is left alone: the export fails and OpenTelemetry logs it.
 """
 
 from __future__ import annotations
@@ -125,18 +125,22 @@ def _value(value: Any) -> dict[str, Any]:
     return {"stringValue": str(value)}
 
 
-def read_spans(path: Path) -> list[dict[str, Any]]:
-    """All spans of an OTLP JSON file, or of one such object per line, each with its service's name under `service`."""
-    text = path.read_text()
-    try:
-        documents = [json.loads(text)]
-    except ValueError:
-        documents = [json.loads(line) for line in text.splitlines() if line.strip()]
-    spans = []
-    for document in documents:
-        for resource in document["resourceSpans"]:
-            attributes = resource.get("resource", {}).get("attributes", [])
-            service = next((a["value"].get("stringValue", "") for a in attributes if a["key"] == "service.name"), "")
-            for scope in resource.get("scopeSpans", []):
-                spans += [{**span, "service": service} for span in scope.get("spans", [])]
-    return spans
+def documents(text: str) -> list[dict[str, Any]]:
+    """The OTLP JSON objects in a text: one, or several one after another, each as it is or under Jaeger's `result`.
+
+    Raises ValueError on anything else.
+    """
+    decoder = json.JSONDecoder()
+    found: list[dict[str, Any]] = []
+    rest = text.strip()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        if isinstance(value, dict):
+            value = value.get("result", value)
+        if not isinstance(value, dict) or not isinstance(value.get("resourceSpans"), list):
+            raise ValueError("an object without resourceSpans")
+        found.append(value)
+        rest = rest[end:].lstrip()
+    if not found:
+        raise ValueError("it is empty")
+    return found

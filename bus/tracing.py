@@ -255,8 +255,10 @@ def setup_tracing(service_name: str, *, file: Path | None = None) -> NullTracer:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
+    from semkv.bus.trace_ids import SystemIds
+
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or service_name})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=True)
+    provider = TracerProvider(resource=resource, id_generator=SystemIds(), shutdown_on_exit=True)
     target = file or (Path(os.environ[ENV_FILE]) if os.environ.get(ENV_FILE) else None)
     exporter: SpanExporter
     if target is not None:

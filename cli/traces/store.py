@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans as people look at them: read from an OTLP JSON file, grouped by trace."""
+"""Spans as people look at them: of an OTLP JSON document or file, grouped by trace. Pure but for reading the file."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semkv.bus import trace_file
+QUEUE = "queue"
+"""The name of spans in which a command waited."""
 
 
 class TraceFileError(ValueError):
@@ -38,31 +39,39 @@ class Span:
 
 def read_spans(path: Path) -> list[Span]:
     """Every span of an OTLP JSON file: one object, or one object a line. Raises TraceFileError, OSError."""
+    from semkv.bus import trace_file
+
     try:
-        if path.stat().st_size == 0:
-            raise ValueError("it is empty")
-        return [span_of(span) for span in trace_file.read_spans(path)]
+        return [span for document in trace_file.documents(path.read_text()) for span in spans_of(document)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceFileError(f"{path}: not an OTLP JSON file ({type(error).__name__}: {error})") from error
 
 
+def spans_of(document: Mapping[str, Any]) -> Iterator[Span]:
+    """The spans of one OTLP JSON document, each with its resource's service name. KeyError, TypeError on others."""
+    for resource in document["resourceSpans"]:
+        service = str(_attributes(resource.get("resource", {})).get("service.name") or "?")
+        for scope in resource.get("scopeSpans", []):
+            for span in scope.get("spans", []):
+                yield _span(span, service)
+
+
 def by_trace(spans: Iterable[Span]) -> dict[str, list[Span]]:
-    """Spans grouped by trace id, each group ordered by start."""
+    """Spans grouped by trace id, each group ordered by start; the wait of a command stands before its work."""
     groups: dict[str, list[Span]] = defaultdict(list)
-    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+    for span in sorted(spans, key=lambda span: (span.start_ns, span.name != QUEUE, -span.end_ns)):
         groups[span.trace_id].append(span)
     return dict(groups)
 
 
-def span_of(span: Mapping[str, Any]) -> Span:
-    """A span of OTLP JSON with its service's name under `service`. KeyError, ValueError, TypeError on anything else."""
+def _span(span: Mapping[str, Any], service: str) -> Span:
     status = span.get("status", {})
     return Span(
         trace_id=span["traceId"],
         span_id=span["spanId"],
         parent_id=span.get("parentSpanId", ""),
         name=span.get("name", "?"),
-        service=str(span["service"]) or "?",
+        service=service,
         start_ns=int(span["startTimeUnixNano"]),
         end_ns=int(span["endTimeUnixNano"]),
         attributes=_attributes(span),

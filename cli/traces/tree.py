@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace as a tree with a waterfall, for the terminal."""
+"""A trace as a tree with a waterfall, for the terminal. Waiting in a queue is drawn otherwise than work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from semkv.cli.traces.store import Span
+from semkv.cli.traces.store import QUEUE, Span
 
 _BAR = 24
 _PREFIX = "semkv.v1.{tenant}.{domain}."
@@ -56,11 +56,16 @@ def _walk(spans: Sequence[Span]) -> list[tuple[int, Span]]:
 def _bar(span: Span, start: int, total: int) -> Text:
     left = int((span.start_ns - start) / total * _BAR)
     width = max(1, round((span.end_ns - span.start_ns) / total * _BAR))
-    style = "red" if span.error else "cyan"
-    return Text(" " * min(left, _BAR - 1) + "█" * min(width, _BAR - min(left, _BAR - 1)), style=style)
+    waits = span.name == QUEUE
+    style = "red" if span.error else "yellow" if waits else "cyan"
+    return Text(
+        " " * min(left, _BAR - 1) + ("░" if waits else "█") * min(width, _BAR - min(left, _BAR - 1)), style=style
+    )
 
 
 def _what(span: Span) -> Text:
+    if span.name == QUEUE and not span.links and not span.error:
+        return Text()  # it carries what its command came to, which stands beside the work
     chunks = {
         key.removeprefix("kv.chunks."): value for key, value in span.attributes.items() if key.startswith("kv.chunks.")
     }
@@ -69,7 +74,8 @@ def _what(span: Span) -> Text:
         parts.append(f"{size / 1e6:.1f} MB")
     if outcome := span.attributes.get("kv.outcome"):
         parts.append(str(outcome))
-    parts += [f"→ trace {trace_id[:8]}" for trace_id, _ in span.links if trace_id != span.trace_id]
+    parts += [f"→ trace {trace_id[:8]}" for trace_id in dict.fromkeys(link[0] for link in span.links)
+              if trace_id != span.trace_id]  # fmt: skip
     if span.error:
         parts.append(f"error: {span.error}")
     return Text(", ".join(parts), style="dim")

@@ -16,7 +16,7 @@ from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from semkv.cli.traces.otlp import from_protobuf, spans_of
+from semkv.cli.traces.store import spans_of
 
 _MAX_BODY = 16 << 20
 _lock = threading.Lock()
@@ -36,7 +36,7 @@ class Collector(BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         is_json = "json" in self.headers.get("Content-Type", "")
         with _lock:
-            _documents.append(json.loads(body) if is_json else from_protobuf(body))
+            _documents.append(json.loads(body) if is_json else _from_protobuf(body))
         _answer(self, {})
 
     def log_message(self, format: str, *args: object) -> None:
@@ -63,6 +63,30 @@ class Query(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def _from_protobuf(body: bytes) -> dict[str, Any]:
+    """An ExportTraceServiceRequest as an OTLP JSON document, which has ids in hex where protobuf's JSON has base64."""
+    from google.protobuf.json_format import MessageToDict
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    request = ExportTraceServiceRequest()
+    request.ParseFromString(body)
+    document: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
+    originals = (span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans)
+    written = (
+        span
+        for resource in document.get("resourceSpans", [])
+        for scope in resource.get("scopeSpans", [])
+        for span in scope.get("spans", [])
+    )
+    for original, span in zip(originals, written, strict=True):
+        span["traceId"], span["spanId"] = original.trace_id.hex(), original.span_id.hex()
+        if original.parent_span_id:
+            span["parentSpanId"] = original.parent_span_id.hex()
+        for link, other in zip(original.links, span.get("links", []), strict=True):
+            other["traceId"], other["spanId"] = link.trace_id.hex(), link.span_id.hex()
+    return document
 
 
 def _spans() -> list[Any]:

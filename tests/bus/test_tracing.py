@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.messages import Finished
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
-from semkv.bus.trace_file import read_spans
+from semkv.bus.trace_file import documents
 from semkv.bus.tracing import NullTracer, TraceContext, Tracer, extract, inject, setup_tracing
 from semkv.consumers.rank import RankIdentity, RankWorker
 from tests.consumers.rank.stand_in import StandInStorage
@@ -210,8 +211,11 @@ def test_the_file_is_one_json_object_at_any_time_and_shared_by_processes(tmp_pat
             tracer.flush()
             document = json.loads(file.read_text())
             assert set(document) == {"resourceSpans"}
-    spans = read_spans(file)
-    assert {span["service"] for span in spans} == {"service-0", "service-1"}
+    (document,) = documents(file.read_text())
+    resources = document["resourceSpans"]
+    named = {a["value"]["stringValue"] for r in resources for a in r["resource"]["attributes"] if "name" in a["key"]}
+    assert {"service-0", "service-1"} <= named
+    spans = [span for resource in resources for scope in resource["scopeSpans"] for span in scope["spans"]]
     assert len(spans) == 12
     child = next(span for span in spans if span["name"] == "child")
     root_span = next(span for span in spans if span["spanId"] == child["parentSpanId"])
@@ -223,6 +227,18 @@ def test_the_file_is_one_json_object_at_any_time_and_shared_by_processes(tmp_pat
     assert child["links"][0]["spanId"] == root_span["spanId"]
     for tracer in tracers:
         tracer.shutdown()
+
+
+def test_processes_with_one_seed_give_different_ids(tmp_path: Path) -> None:
+    contexts = []
+    for number in range(2):
+        random.seed(0)  # what vLLM does in each of its processes
+        tracer = setup_tracing("rank", file=tmp_path / f"{number}.json")
+        contexts.append(tracer.record("a", 1_000, 2_000))
+        tracer.shutdown()
+    first, second = contexts
+    assert first is not None and second is not None
+    assert first.trace_id != second.trace_id and first.span_id != second.span_id
 
 
 def test_the_printer_of_traces_reads_the_file(tmp_path: Path) -> None:
