@@ -27,32 +27,32 @@ from semkv.cli.commands import (
     why,
 )
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 done, but not all of it; 2 bad input; 3 nobody there to ask (no server, no engine); "
+    "130 interrupted."
+)
+
 app = typer.Typer(
     help="Steer the KV cache of LLM engines from an agent's memory.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (
-    demo.demo,
-    engines.engines,
-    watch.watch,
-    prefetch.prefetch,
-    evict.evict,
-    locate.locate,
-    trace.trace,
-    engine.engine,
-    gateway.gateway,
-    doctor.doctor,
-    top.top,
-    auth.auth,
-    schema.schema,
-    record.record,
-    replay.replay,
-    why.why,
-):
-    # A hash may begin with a minus sign; what is no hash either is refused as one.
-    takes_hashes = command in {prefetch.prefetch, evict.evict, locate.locate}
-    app.command(context_settings={"ignore_unknown_options": takes_hashes})(command)
+PANELS = {
+    "See what happens": (
+        demo.demo, engines.engines, top.top, watch.watch, locate.locate, trace.trace, why.why, doctor.doctor,
+    ),
+    "Command the cache": (prefetch.prefetch, evict.evict),
+    "Serve": (engine.engine, gateway.gateway),
+    "Keep and set up": (record.record, replay.replay, auth.auth, schema.schema),
+}  # fmt: skip
+for panel, commands in PANELS.items():
+    for command in commands:
+        # A hash may begin with a minus sign; what is no hash either is refused as one.
+        takes_hashes = command in {prefetch.prefetch, evict.evict, locate.locate}
+        app.command(
+            context_settings={"ignore_unknown_options": takes_hashes}, epilog=EXIT_CODES, rich_help_panel=panel
+        )(command)
 
 
 def main() -> None:

@@ -38,6 +38,8 @@ HashFile = Annotated[
     Path | None, typer.Option("--file", "-f", help="Read the hashes from a file, one a line; - is standard input.")
 ]
 
+CONNECT_S = 5.0
+
 T = TypeVar("T")
 
 
@@ -45,14 +47,14 @@ def on_bus(url: str | None, tenant: str | None, work: Callable[[KV], Awaitable[T
     """Connect, do `work`, close. Errors of the bus end the command with one line."""
 
     async def run() -> T:
-        async with connect(url, tenant=tenant, timeout=5) as kv:
+        async with connect(url, tenant=tenant, timeout=CONNECT_S) as kv:
             return await work(kv)
 
     try:
         return asyncio.run(run())
-    except HashError as error:
+    except (HashError, SettingsError) as error:
         fail(str(error), BAD_INPUT)
-    except (BusError, SettingsError) as error:
+    except BusError as error:
         fail(str(error), UNREACHABLE)
 
 

@@ -8,13 +8,17 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from semkv.bus import tracing
-from semkv.cli.output import BAD_INPUT, INTERRUPTED, PARTIAL, UNREACHABLE, console, fail
+from semkv.cli.output import BAD_INPUT, INTERRUPTED, PARTIAL, UNREACHABLE, console, errors, fail, print_json
+
+if TYPE_CHECKING:
+    from semkv.cli.demo.claims import Claims
 
 
 def demo(
@@ -30,6 +34,9 @@ def demo(
     nats_url: Annotated[
         str | None, typer.Option(help="With --engine-url: the NATS server; default SEMKV_NATS_URL.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The claims as one JSON object; what happens is told on stderr.")
+    ] = False,
 ) -> None:
     """Play an agent's conversation against a real vLLM with LMCache on this machine's CPU, and check every claim.
 
@@ -40,7 +47,7 @@ def demo(
     With --engine-url the same conversation is held with an engine that runs already, say `semkv engine`'s; its chunks
     are evicted from DDR and prefetched, and nobody else's.
 
-    Examples: semkv demo --output /tmp/demo; semkv demo --engine-url http://127.0.0.1:8000
+    Examples: semkv demo --output /tmp/demo; semkv demo --engine-url http://127.0.0.1:8000; semkv demo --json
     """
     from openai import OpenAIError
 
@@ -55,28 +62,31 @@ def demo(
     if engine_url is None and (plain_engine_url or nats_url):
         fail("--plain-engine-url and --nats-url go with --engine-url: name the engine too", BAD_INPUT)
     if engine_url is not None:
-        _attached(engine_url, plain_engine_url, nats_url, output)
+        _attached(engine_url, plain_engine_url, nats_url, output, as_json)
     if lacking := requirements.missing():
         fail("; ".join(lacking), BAD_INPUT)
     if port and not port_is_free(port):
         fail(f"port {port} is in use: choose another with --port, or 0 for a free one", BAD_INPUT)
     trace_file = _fresh_trace_file(output)
+    told = errors if as_json else console
     # The agent's own spans go where the engine's go.
     os.environ[tracing.ENV_FILE] = str(trace_file)
-    stack = Stack(console, trace_file, port=port, keep=keep)
+    stack = Stack(told, trace_file, port=port, keep=keep)
     _interrupt_on_termination()
     code = 0
     try:
         endpoints = stack.start()
-        claims = asyncio.run(run(console, endpoints, trace_file))
+        claims = asyncio.run(run(told, endpoints, trace_file))
         code = PARTIAL if claims.broken else 0
+        if as_json:
+            _print_json(claims, trace_file)
     except (EngineStartError, EmbeddedServerError, BusError, NoEventError, OpenAIError) as error:
         stack.keep_logs()
         code = UNREACHABLE
-        console.print(f"semkv: {error}", style="bold red", markup=False, highlight=False)
+        told.print(f"semkv: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
-        console.print("interrupted: ending what was started …")
+        told.print("interrupted: ending what was started …")
     except BaseException:
         stack.keep_logs()
         raise
@@ -88,7 +98,9 @@ def demo(
     raise typer.Exit(code)
 
 
-def _attached(engine_url: str, plain_engine_url: str | None, nats_url: str | None, output: Path) -> NoReturn:
+def _attached(
+    engine_url: str, plain_engine_url: str | None, nats_url: str | None, output: Path, as_json: bool
+) -> NoReturn:
     """The play with an engine that runs already."""
     from openai import OpenAIError
 
@@ -103,10 +115,22 @@ def _attached(engine_url: str, plain_engine_url: str | None, nats_url: str | Non
         nats = nats_url or BusSettings.from_env().url
         plain = plain_engine_url.rstrip("/") if plain_engine_url else None
         endpoints = attach(engine_url.rstrip("/"), plain, nats)
-        claims = asyncio.run(run(console, endpoints, output / "trace.json"))
+        claims = asyncio.run(run(errors if as_json else console, endpoints, output / "trace.json"))
     except (EngineStartError, BusError, SettingsError, NoEventError, OpenAIError) as error:
         fail(str(error), UNREACHABLE)
+    if as_json:
+        _print_json(claims, None)
     raise typer.Exit(PARTIAL if claims.broken else 0)
+
+
+def _print_json(claims: Claims, trace_file: Path | None) -> None:
+    print_json(
+        {
+            "holds": not claims.broken,
+            "claims": [asdict(claim) for claim in claims.made],
+            "trace_file": None if trace_file is None else str(trace_file),
+        }
+    )
 
 
 def _fresh_trace_file(output: Path) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import typer
 
-from semkv.bus.client.session import Session
+from semkv.bus import KV
 from semkv.bus.errors import BusError
 from semkv.bus.settings import BusSettings, SettingsError
 from semkv.cli import bus_call
@@ -21,9 +21,10 @@ _MARKS = {Level.OK: ("✓", "green"), Level.WARN: ("!", "yellow"), Level.BAD: ("
 
 
 def doctor(tenant: bus_call.Tenant = None, nats_url: bus_call.NatsUrl = None, as_json: bus_call.AsJson = False) -> None:
-    """Check environment, server, streams, clock, rights, engines, hashes and tiers. Changes nothing but makes streams.
+    """Check environment, server, streams, clock, engines, hashes, tiers, commands and rights, with the fix for each.
 
-    Ends with 1 if something is wrong, with 3 if the server cannot be reached.
+    Changes nothing, but makes streams that are absent. Run it with the variables that the engine, or the agent, gets.
+    Ends with 1 if something is wrong (✗; what is only worth a look is !), with 3 if the server cannot be used.
 
     Example: semkv doctor --nats-url nats://127.0.0.1:4222
     """
@@ -33,33 +34,35 @@ def doctor(tenant: bus_call.Tenant = None, nats_url: bus_call.NatsUrl = None, as
     except SettingsError as error:
         fail(str(error), BAD_INPUT)
     found = checks.environment({**os.environ, **({"SEMKV_NATS_URL": nats_url} if nats_url else {})})
-    unreachable = None
+    reached = True
     try:
         found += asyncio.run(_on_the_bus(settings))
+    except SettingsError as error:
+        fail(str(error), BAD_INPUT)
     except BusError as error:
-        unreachable = Finding(
-            "server", Level.BAD, str(error), "start one (nats-server -js), or name it in SEMKV_NATS_URL"
-        )
-        found.append(unreachable)
+        reached = False
+        found.append(checks.unreachable(error))
     _print(found, as_json)
-    if unreachable is not None:
+    if not reached:
         raise typer.Exit(UNREACHABLE)
     if any(finding.level is Level.BAD for finding in found):
         raise typer.Exit(PARTIAL)
 
 
 async def _on_the_bus(settings: BusSettings) -> list[Finding]:
-    session = Session(settings, "doctor", lambda _: None)
-    await session.open(5)
+    kv = KV(settings, timeout=bus_call.CONNECT_S)
     try:
+        session = await kv.session()
         found = checks.server(session.nc)
         found += await checks.streams(session.nc, session.link, settings)
         found += await checks.clock(session.nc, settings)
         await session.registry.settled()
-        found += checks.engines(session.registry.live())
+        live = session.registry.live()
+        found += checks.engines(live)
+        found += await checks.round_trip(kv, live)
         return found + checks.rights(session.link)
     finally:
-        await session.close()
+        await kv.close()
 
 
 def _print(found: list[Finding], as_json: bool) -> None:

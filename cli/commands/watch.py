@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import datetime
+from typing import Annotated
 
+import typer
 from nats.aio.msg import Msg
 
 from semkv.bus import KV, codec, subjects
@@ -16,20 +19,26 @@ from semkv.cli.output import console, errors, print_json
 
 def watch(
     session: bus_call.Session = None,
+    seconds: Annotated[float | None, typer.Option(help="End after this long.", min=0.1)] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", help="End after this many messages.", min=1)] = None,
     tenant: bus_call.Tenant = None,
     nats_url: bus_call.NatsUrl = None,
     as_json: bus_call.AsJson = False,
 ) -> None:
     """Follow everything of a tenant until Ctrl-C: finished requests, commands, each rank's results.
 
-    Example: semkv watch --session billing
+    Examples: semkv watch --session billing; semkv watch --json --seconds 60
     """
+    shown, full = 0, asyncio.Event()
 
     async def work(kv: KV) -> None:
         nats = (await kv.session()).nc
         commands: dict[str, str | None] = {}
 
         async def show(message: Msg) -> None:
+            nonlocal shown
+            if full.is_set():
+                return
             try:
                 decoded = codec.decode(message.subject, message.headers, message.data)
             except codec.DecodeError as error:
@@ -40,11 +49,18 @@ def watch(
             if as_json:
                 print_json({"type": decoded.type, **decoded.model_dump(mode="json")})
             elif (line := _line(decoded)) is not None:
-                console.print(f"{datetime.now():%H:%M:%S.%f}  {line}", highlight=False, markup=False)
+                console.print(f"{datetime.now():%H:%M:%S.%f}  {line}", highlight=False, markup=False, soft_wrap=True)
+            else:
+                return
+            shown += 1
+            if shown == count:
+                full.set()
 
         await nats.subscribe(f"{subjects.PREFIX}.{subjects.token(kv.tenant)}.>", cb=show)
-        errors.print(f"watching tenant {kv.tenant}; Ctrl-C ends", highlight=False)
-        await asyncio.Event().wait()
+        await nats.flush()
+        errors.print(f"watching tenant {kv.tenant}; Ctrl-C ends", markup=False, highlight=False)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(full.wait(), seconds)
 
     bus_call.on_bus(nats_url, tenant, work)
 

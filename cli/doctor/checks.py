@@ -18,14 +18,24 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
+from semkv.bus.client import KV
 from semkv.bus.clock import BrokerClock
 from semkv.bus.connection import Link
-from semkv.bus.errors import BusError
+from semkv.bus.errors import (
+    AuthError,
+    BusError,
+    NoJetStreamError,
+    PermissionDeniedError,
+    ServerTooOldError,
+)
 from semkv.bus.messages import EngineInfo
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.bus.streams import AGENT, ENGINE, stream_configs, stream_info
 
+ANSWER_S = 5.0
+_NOBODYS = 1
+"""A chunk hash to ask about that no prompt is expected to have."""
 SKEW_WARN_S = 1.0
 FULL = 0.98
 NEWEST = ("nats-py", "nkeys", "pydantic", "msgpack", "blake3")
@@ -88,6 +98,18 @@ def environment(env: Mapping[str, str]) -> list[Finding]:
         except importlib.metadata.PackageNotFoundError:
             found.append(Finding("environment", Level.BAD, f"{name} is not installed", f"pip install {name}"))
     return [*found, Finding("environment", Level.OK, ", ".join(versions))]
+
+
+def unreachable(error: BusError) -> Finding:
+    """Why the server could not be used, with the fix that goes with it."""
+    fix = "start one (nats-server -js), or name it in SEMKV_NATS_URL or with --nats-url"
+    if isinstance(error, ServerTooOldError):
+        fix = "install nats-server 2.11 or newer; it reads the same configuration and data"
+    elif isinstance(error, NoJetStreamError):
+        fix = "start it with nats-server -js, or add `jetstream {}` to its configuration"
+    elif isinstance(error, AuthError):
+        fix = "set -a; . FILE; set +a with a file that `semkv auth` wrote for this user"
+    return Finding("server", Level.BAD, str(error), fix)
 
 
 def server(nc: Client) -> list[Finding]:
@@ -198,12 +220,48 @@ def engines(live: Sequence[EngineInfo]) -> list[Finding]:
     return found
 
 
+async def round_trip(kv: KV, live: Sequence[EngineInfo]) -> list[Finding]:
+    """Asks every domain's ranks where a chunk is that nobody has: changes nothing, and goes the way of all commands."""
+    found = []
+    for domain in sorted({info.domain for info in live if info.role == Role.STORAGE}):
+        began = time.monotonic()
+        try:
+            result = await (await kv.locate([_NOBODYS], domain=domain)).result(ANSWER_S)
+        except PermissionDeniedError as error:
+            fix = "commands need a user of the role agent; an observer may only look"
+            found.append(Finding("commands", Level.WARN, str(error), fix))
+            continue
+        except BusError as error:
+            found.append(Finding("commands", Level.BAD, f"{domain}: {error}", "see the findings above"))
+            continue
+        took = (time.monotonic() - began) * 1000
+        if result.unanswered:
+            silent = ", ".join(str(name) for name in result.unanswered)
+            fix = "look into those workers' logs: they announce themselves and do not answer"
+            found.append(Finding("commands", Level.BAD, f"{silent}: no answer within {ANSWER_S:g} s", fix))
+        elif bad := [part for part in result.results if part.reason]:
+            fix = "the reason is the rank's own; its log says more"
+            found.append(Finding("commands", Level.BAD, f"{bad[0].instance}.{bad[0].rank}: {bad[0].reason}", fix))
+        else:
+            ranks = len(result.results)
+            found.append(Finding("commands", Level.OK, f"{domain}: {ranks} of {ranks} ranks answered in {took:.0f} ms"))
+    return found
+
+
 def rights(link: Link) -> list[Finding]:
     """What the server refused while the other checks ran."""
     if not link.denied:
         return [Finding("rights", Level.OK, "nothing was refused")]
     refused = ", ".join(sorted({subject for _, subject in link.denied}))
-    return [Finding("rights", Level.WARN, f"refused: {refused}", "use credentials of another role, see `semkv auth`")]
+    return [Finding("rights", Level.WARN, f"refused: {refused}", _right(refused))]
+
+
+def _right(refused: str) -> str:
+    if ".cmd." in refused:
+        return "set -a; . TENANT-agent.env; set +a: `semkv auth` wrote that file for whoever commands"
+    if "stream.create" in refused.lower():
+        return "run one client with TENANT-manager.env once: it makes the tenant's streams"
+    return "use credentials of another role, see `semkv auth --help`"
 
 
 def _same_hashes(instance: str, ranks: Sequence[EngineInfo]) -> list[Finding]:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _KNOWN_COMMANDS = 4096
 _RETRY_S = 0.5
-_CONNECT_S = 30.0
+_CONNECT_S = 3.0
 _PUBLISH_S = 3.0
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import uvicorn
 
@@ -42,21 +42,41 @@ def server(settings: GatewaySettings) -> GatewayServer:
     )
 
 
-def main(env: Mapping[str, str] | None = None) -> int:
-    """The command line's way in: settings from the environment; 2 for settings that cannot be used."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+def main(env: Mapping[str, str] | None = None, *, listening: Callable[[str], None] | None = None) -> int:
+    """The command line's way in: settings from the environment; 2 for settings and addresses that cannot be used.
+
+    `listening` is told the address once connections are taken.
+    """
     try:
         settings = GatewaySettings.from_env(env)
+        taken = _listen(settings)
     except (GatewaySettingsError, SettingsError) as error:
         print(f"semkv gateway: {error}", file=sys.stderr)
         return 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    if listening is not None:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        listening(f"http://{host}:{taken.getsockname()[1]}")
     try:
-        server(settings).run()
+        server(settings).run(sockets=[taken])
     except KeyboardInterrupt:
         return 130
-    except SystemExit as end:  # uvicorn says itself why it could not bind
-        return int(end.code or 0) if isinstance(end.code, int) else 1
+    finally:
+        taken.close()
     return 0
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    """The listening socket, made before anything starts, so that a taken port is one clear line."""
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise GatewaySettingsError(
+            f"SEMKV_GATEWAY_HOST, SEMKV_GATEWAY_PORT: {settings.host}:{settings.port} cannot be listened on "
+            f"({error.strerror or error}): is a gateway, or LMCache's API server, there already? Choose another with "
+            "--port or SEMKV_GATEWAY_PORT"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every command: help with examples, exit codes, `--json`, completion; and what wrong input is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from semkv.cli import bus_call
+from semkv.cli.app import app
+from tests.cli.conftest import MAIN, Bus, Run, environment
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    """`semkv ARGUMENTS…` in this process."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, f"{done.exit_code}: {done.output}"
+    return done
+
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+NOBODY = "nats://127.0.0.1:1"
+NEEDS_BUS = {
+    "doctor": (), "engines": (), "top": (), "watch": (), "record": ("r.jsonl",), "locate": ("1",), "prefetch": ("1",),
+    "evict": ("1",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_and_the_exit_codes_and_json_is_an_option(name: str) -> None:
+    told = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+    assert f"semkv {name}" in told.partition("Example")[2], "an example that names the command"
+    assert "--json" in told and "Exit codes: 0 done" in told
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_completes_commands_and_values() -> None:
+    """Through the script that `--show-completion` prints; only the program's place is told to bash."""
+    program = Path(sys.executable).with_name("semkv")
+    script = subprocess.run([program, "--show-completion", "bash"], capture_output=True, text=True, check=True).stdout
+    ask = """
+for words in 'semkv re' 'semkv evict --tier ""'; do
+  eval "COMP_WORDS=($words)"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+  _semkv_completion semkv; echo "${COMPREPLY[@]}"
+done
+"""
+    done = subprocess.run(
+        ["bash", "-c", script + ask], capture_output=True, text=True, check=True,
+        env={**environment(), "PATH": f"{program.parent}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["record replay", "cpu disk remote device"]
+
+
+@pytest.mark.parametrize(("name", "arguments"), NEEDS_BUS.items())
+def test_without_a_server_each_says_so_in_one_line(
+    name: str, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bus_call, "CONNECT_S", 0.2)
+    done = run(name, *arguments, "--nats-url", NOBODY, code=3)
+    said = done.stderr if name != "doctor" else done.stdout
+    assert "127.0.0.1:1" in said and ("SEMKV_NATS_URL" in said)
+    assert name == "doctor" or len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("name", "arguments"), NEEDS_BUS.items())
+def test_an_address_that_is_none_is_bad_input(
+    name: str, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "'nowhere' is no NATS URL" in run(name, *arguments, "--nats-url", "nowhere", code=2).stderr
+
+
+@pytest.mark.parametrize("name", ["locate", "prefetch", "evict"])
+class TestHashes:
+    def test_a_bad_one_is_named_with_its_place_before_anything_is_sent(self, name: str, tmp_path: Path) -> None:
+        for bad in ("0x1f", "12g4", "--hurry", "1" * 17):
+            assert bad in (told := run(name, "1", bad, "--nats-url", NOBODY, code=2).stderr) and "1" in told
+        (tmp_path / "list").write_text("1\nff\nzz\n")
+        assert "'zz'" in run(name, "--file", tmp_path / "list", "--nats-url", NOBODY, code=2).stderr
+
+    def test_none_at_all_and_a_file_that_is_not_there(self, name: str) -> None:
+        assert "--file" in run(name, "--nats-url", NOBODY, code=2).stderr
+        assert "absent.txt" in run(name, "--file", "absent.txt", "--nats-url", NOBODY, code=2).stderr
+
+    def test_an_engine_or_domain_that_is_not_live_is_told_who_is(self, name: str, bus: Bus) -> None:
+        told = run(name, "1", "--instance", "engine-9", "--nats-url", bus.url, code=3).stderr
+        assert "'engine-9'" in told and "live are engine-0" in told
+        assert "live are engine-0" in run(name, "1", "--domain", "abc", "--nats-url", bus.url, code=3).stderr
+
+
+def test_json_is_one_object_a_line_and_nothing_else(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ("engines",), ("doctor",), ("top", "-n", "2", "--interval", "0.1"), ("locate", "1", "99"),
+        ("prefetch", "1", "2"), ("evict", "1"), ("record", "new.jsonl", "--seconds", "0.2"),
+        ("watch", "--seconds", "0.2"),
+    ):  # fmt: skip
+        done = run(*arguments, "--nats-url", bus.url, "--json")
+        for line in done.stdout.splitlines():
+            assert isinstance(json.loads(line), dict), done.stdout
+
+
+def test_watch_ends_after_as_many_messages_as_asked_for(semkv: Run, bus: Bus) -> None:
+    command = [*MAIN, "watch", "--nats-url", bus.url, "--count", "1", "--json"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None and "watching tenant default" in process.stderr.readline()
+        semkv("prefetch", "1", "--nats-url", bus.url)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    (line,) = out.splitlines()
+    assert json.loads(line)["type"] == "prefetch" and process.returncode == 0
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_port_in_use_is_said(taken: int) -> None:
+    told = run("gateway", "--port", taken, "--nats-url", NOBODY, code=2).stderr
+    assert f"127.0.0.1:{taken}" in told and "in use" in told and "--port" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_gateway_open_to_the_network_needs_tokens() -> None:
+    assert "SEMKV_GATEWAY_TOKENS_FILE" in run("gateway", "--host", "0.0.0.0", "--nats-url", NOBODY, code=2).stderr
+
+
+def test_the_gateway_says_where_it_listens_and_that_nats_is_away() -> None:
+    command = [*MAIN, "gateway", "--port", "0", "--nats-url", NOBODY, "--json"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        said = json.loads(process.stdout.readline())
+        assert said["url"].startswith("http://127.0.0.1:") and said["page"] == said["url"] + "/ui/"
+        assert said["pid"] == process.pid
+        assert any("goes on trying" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert out == ""
