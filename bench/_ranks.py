@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated ranks in processes of their own: a real rank worker over a storage that only notes when it was called."""
+"""Simulated ranks in processes of their own: a real rank worker over a storage that only notes when it was called.
+
+Beside them, as what they are measured against: as many processes with nothing but a bare nats-py subscription each,
+which notes when a message reached its callback.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+import nats
 
 from semkv.bus.domain import HashDomain
 from semkv.bus.settings import BusSettings
@@ -25,10 +31,18 @@ STARTED = "started_ns"
 
 
 class NotingStorage:
-    """Every operation says when it was started, on the wall clock that all processes of the machine share."""
+    """Every operation says when it was started, on the wall clock that all processes of the machine share.
+
+    A prefetch lasts `lasts_s`, in which it waits and does not work, as for a disk.
+    """
+
+    def __init__(self, lasts_s: float = 0.0) -> None:
+        self._lasts_s = lasts_s
 
     def prefetch(self, hashes: tuple[int, ...], **_: Any) -> OpResult:
         started = time.time_ns()
+        if self._lasts_s:
+            time.sleep(self._lasts_s)
         return OpResult(State.SUCCEEDED, None, (ChunkStatus.LOADED,) * len(hashes), {STARTED: started}, len(hashes))
 
     def evict(self, hashes: tuple[int, ...], **_: Any) -> OpResult:
@@ -47,20 +61,20 @@ class NotingStorage:
         return []
 
 
-class RankProcesses:
-    """`count` ranks of one instance, spread over at most `processes` processes."""
+class _Processes:
+    """`count` of something, spread over at most `processes` processes that run `serve` with these arguments."""
 
-    def __init__(self, url: str, count: int, processes: int = 8) -> None:
+    def __init__(self, kind: str, url: str, count: int, lasts_s: float, processes: int = 8) -> None:
         groups = [list(range(count))[start::processes] for start in range(min(processes, count))]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench._ranks", url, str(count), *map(str, group)],
+                [sys.executable, "-m", "bench._ranks", kind, url, str(count), str(lasts_s), *map(str, group)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
             for group in groups
         ]  # fmt: skip
 
-    async def __aenter__(self) -> RankProcesses:
+    async def __aenter__(self) -> _Processes:
         await asyncio.to_thread(self._await_ready)
         return self
 
@@ -75,10 +89,49 @@ class RankProcesses:
             await asyncio.to_thread(process.communicate, "")
 
 
-def serve(url: str, count: int, ranks: Sequence[int]) -> None:
-    """What a process runs: its ranks, until its input ends."""
+class RankProcesses(_Processes):
+    """`count` ranks of one instance."""
+
+    def __init__(self, url: str, count: int, *, lasts_s: float = 0.0) -> None:
+        super().__init__("ranks", url, count, lasts_s)
+
+
+class BareProcesses(_Processes):
+    """`count` bare subscribers to `bare`, each on a connection of its own, who tell `bare.heard` when."""
+
+    def __init__(self, url: str, count: int) -> None:
+        super().__init__("bare", url, count, 0.0)
+
+
+def serve_bare(url: str, count: int) -> None:
+    """What a process of bare subscribers runs, until its input ends."""
+
+    async def subscribe() -> Any:
+        nc = await nats.connect(url)
+
+        async def hear(msg: Any) -> None:
+            await nc.publish("bare.heard", str(time.time_ns()).encode())
+
+        await nc.subscribe("bare", cb=hear)
+        await nc.flush()
+        return nc
+
+    async def main() -> None:
+        clients = [await subscribe() for _ in range(count)]
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        for nc in clients:
+            await nc.close()
+
+    run_fast(main)
+
+
+def serve(url: str, count: int, lasts_s: float, ranks: Sequence[int]) -> None:
+    """What a process of ranks runs, until its input ends."""
     workers = [
-        RankWorker(BusSettings(url=url), RankIdentity("bench", rank, count, Role.STORAGE, DOMAIN), NotingStorage())
+        RankWorker(
+            BusSettings(url=url), RankIdentity("bench", rank, count, Role.STORAGE, DOMAIN), NotingStorage(lasts_s)
+        )
         for rank in ranks
     ]
     for worker in workers:
@@ -116,4 +169,8 @@ def run_fast(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), [int(rank) for rank in sys.argv[3:]])
+    _kind, _url, _count, _lasts, *_members = sys.argv[1:]
+    if _kind == "bare":
+        serve_bare(_url, len(_members))
+    else:
+        serve(_url, int(_count), float(_lasts), [int(member) for member in _members])

@@ -125,6 +125,8 @@ class OrderedReader:
         self._sub: Subscription | None = None
         self._consumer = ""
         self._consumer_seq = 0
+        self._covered = False
+        """The consumer delivers more than was asked for."""
         self._created = ""
         self._last_time_ns: int | None = None
         self._last_activity = 0.0
@@ -237,6 +239,7 @@ class OrderedReader:
             mem_storage=True,
             num_replicas=1,
         )
+        self._covered = self._next_seq is None and len(self._filters) > 1
         if self._next_seq is not None:
             config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
             config.opt_start_seq = self._next_seq
@@ -279,7 +282,7 @@ class OrderedReader:
             if self._next_seq is not None and stream_seq < self._next_seq:
                 return
             self._next_seq, self._last_time_ns = stream_seq + 1, time_ns
-            if not any(matches(pattern, msg.subject) for pattern in self._filters):
+            if self._covered and not any(matches(pattern, msg.subject) for pattern in self._filters):
                 return
             message = StreamMessage(msg.subject, headers, msg.data, stream_seq, time_ns)
             if self._deliver is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from blake3 import blake3
 
@@ -104,6 +105,8 @@ def _rank(text: str) -> int:
     return int(text)
 
 
+# A process meets the same few command and event subjects over and over.
+@lru_cache(maxsize=1024)
 def parse(subject: str) -> Subject:
     """Takes a subject apart. Raises SubjectError for anything that is not one of ours."""
     parts = subject.split(".")
