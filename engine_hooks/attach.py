@@ -48,6 +48,15 @@ def is_lmcache(connector_class: type) -> bool:
     return False
 
 
+def wanted() -> bool:
+    """Whether semkv is switched on in this process; a switch that cannot be read is said, and off."""
+    try:
+        return settings.enabled()
+    except settings.SettingError as error:
+        _log.error("semkv: not hooked: %s", error)
+        return False
+
+
 def prepare(factory: Any, config: Any) -> bool:
     """Get this process ready for the connector that is about to be built. True if `attach` is to follow."""
     try:
@@ -62,7 +71,7 @@ def prepare(factory: Any, config: Any) -> bool:
         if not is_lmcache(connector_class):
             return False
         make_ready()
-        return settings.enabled()
+        return wanted()
     except Exception:
         _log.exception("semkv: could not get ready for %s; it runs without hooks", connector_class.__name__)
         return False

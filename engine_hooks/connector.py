@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from semkv.engine_hooks import attach, settings
+from semkv.engine_hooks import attach
 from semkv.engine_hooks.hooked import hooked_class
 
 ASCEND_CONNECTOR = (
@@ -41,7 +41,7 @@ class _Named(hooked_class(_base_class())):  # type: ignore[misc]
         if reason is None:
             attach.make_ready()
         super().__init__(vllm_config, role, kv_cache_config)
-        if reason is None and settings.enabled():
+        if reason is None and attach.wanted():
             attach.attach(self, vllm_config, role)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry point `vllm.general_plugins`: vLLM calls `register()` once in each of its processes.
 
-With SEMKV_NATS_URL set it arranges for two things, both done when the module concerned is imported by vLLM itself:
-`KVConnectorFactory.create_connector` is wrapped, so that an LMCache connector comes out hooked; and the API server's
-request handling gets what the engine cannot do (stop strings, streaming). Without it nothing is touched.
+With SEMKV_NATS_URL or SEMKV_DIRECT set it arranges for two things, both done when vLLM itself imports the module
+concerned: `KVConnectorFactory.create_connector` is wrapped, so that an LMCache connector comes out hooked; and the API
+server's request handling gets what the engine cannot do (stop strings, streaming). Without either nothing is touched.
 
 It starts no thread and imports neither torch nor LMCache. It never raises: vLLM would not start.
 """
@@ -22,9 +22,9 @@ _registered: set[str] = set()
 
 
 def register() -> None:
-    """Hook this process, once, if SEMKV_NATS_URL is set."""
+    """Hook this process, once, if semkv is switched on."""
     try:
-        if not settings.enabled() or _registered:
+        if _registered or not settings.enabled():
             return
         _registered.add("plugin")
         _show_log()
@@ -32,6 +32,8 @@ def register() -> None:
 
         when_imported(FACTORY, wrap_factory.wrap)
         front_end.register()
+    except settings.SettingError as error:
+        _log.error("semkv: not hooked: %s", error)
     except Exception:
         _log.exception("semkv: the plugin could not hook this process; vLLM runs without it")
 

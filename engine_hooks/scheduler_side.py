@@ -24,6 +24,7 @@ from semkv.engine_hooks.lookup_client import (
     HashRecords,
     records_of,
 )
+from semkv.engine_hooks.no_events import NoEvents
 from semkv.engine_hooks.publisher import EventPublisher
 from semkv.engine_hooks.refusals import request_reason
 from semkv.engine_hooks.request_labels import NONE, read_labels
@@ -47,7 +48,7 @@ class SchedulerSide:
         self,
         settings: HookSettings,
         impl: Any,
-        publisher: EventPublisher,
+        publisher: EventPublisher | NoEvents,
         *,
         agreement: Agreement | None,
         engine_status: tuple[HashesStatus, str] | None = None,

@@ -16,9 +16,19 @@ class SettingError(ValueError):
     """A variable's value cannot be used."""
 
 
-def enabled(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether anything is hooked at all: SEMKV_NATS_URL is set and not empty."""
+def on_the_bus(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the engine speaks NATS: SEMKV_NATS_URL is set and not empty."""
     return bool((os.environ if environment is None else environment).get("SEMKV_NATS_URL", "").strip())
+
+
+def direct(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the engine answers agents on LMCache's internal API server: SEMKV_DIRECT=1. SettingError as for all."""
+    return _flag(os.environ if environment is None else environment, "SEMKV_DIRECT", False)
+
+
+def enabled(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether anything is hooked at all: for NATS, for direct mode, or for both."""
+    return on_the_bus(environment) or direct(environment)
 
 
 def _number(environment: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
@@ -50,6 +60,7 @@ class HookSettings:
     """`records`: live requests whose hashes are remembered. `ring`: finished events kept while NATS is away.
 
     `return_hashes`: put `chunk_hashes` into the answers. `trust_tenant`: let a request name its tenant.
+    `direct_wait_s`: how long direct mode waits for a rank before it names it as silent.
     """
 
     records: int = 1024
@@ -57,6 +68,7 @@ class HookSettings:
     return_hashes: bool = True
     trust_tenant: bool = False
     tenant: str = "default"
+    direct_wait_s: int = 10
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> HookSettings:
@@ -67,4 +79,5 @@ class HookSettings:
             return_hashes=_flag(env, "SEMKV_RETURN_HASHES", cls.return_hashes),
             trust_tenant=_flag(env, "SEMKV_TRUST_REQUEST_TENANT", cls.trust_tenant),
             tenant=env.get("SEMKV_TENANT", "").strip() or cls.tenant,
+            direct_wait_s=_number(env, "SEMKV_DIRECT_WAIT_S", cls.direct_wait_s, 1, 600),
         )

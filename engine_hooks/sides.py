@@ -16,12 +16,14 @@ from semkv.bus.settings import BusSettings
 from semkv.bus.status import HashesStatus
 from semkv.engine_hooks import chain_hash, hash_algorithm, identity, lookup_client, refusals, request_ids
 from semkv.engine_hooks.agreement import Agreement
+from semkv.engine_hooks.direct.serve import serve_scheduler
 from semkv.engine_hooks.event_loop import EventLoop
+from semkv.engine_hooks.no_events import NoEvents
 from semkv.engine_hooks.patches import lookup_forward
 from semkv.engine_hooks.publisher import EventPublisher
 from semkv.engine_hooks.recompute import Recompute
 from semkv.engine_hooks.scheduler_side import SchedulerSide
-from semkv.engine_hooks.settings import HookSettings
+from semkv.engine_hooks.settings import HookSettings, on_the_bus
 
 _log = logging.getLogger("semkv.engine_hooks")
 
@@ -77,7 +79,7 @@ def _adopt(
 
 
 def _scheduler_side(impl: Any, vllm_config: Any) -> SchedulerSide:
-    settings, bus = HookSettings.from_env(), BusSettings.from_env()
+    settings = HookSettings.from_env()
     config, metadata = impl.config, impl.lmcache_engine_metadata
     client = impl.lookup_client
     inner = lookup_client.innermost(client)
@@ -91,20 +93,24 @@ def _scheduler_side(impl: Any, vllm_config: Any) -> SchedulerSide:
     domain = agreement = None
     if database is not None and (status is None or status[0] is HashesStatus.UNSTABLE):
         domain = identity.hash_domain(vllm_config, config, metadata, database, layout=identity.layout(vllm_config))
+    if domain is not None and on_the_bus():  # where ranks announce their domains
         agreement = Agreement(domain, int(metadata.world_size))
     recompute = None
     if status is None and database is not None and not lookup_client.can_listen(inner):
         recompute = Recompute(database, lookup_client.HashTexts(), impl)
     instance = identity.instance_name(vllm_config)
-    loop = EventLoop(
-        bus,
-        instance=instance,
-        domain=domain.fingerprint if domain is not None else "none",
-        chunk_size=int(config.chunk_size),
-        agreement=agreement,
-        suffixed=request_ids.randomised(),
-    )
-    publisher = EventPublisher(loop.run, ring=settings.ring, tenant=settings.tenant)
+    named = domain.fingerprint if domain is not None else "none"
+    publisher: EventPublisher | NoEvents = NoEvents()
+    if on_the_bus():
+        loop = EventLoop(
+            BusSettings.from_env(),
+            instance=instance,
+            domain=named,
+            chunk_size=int(config.chunk_size),
+            agreement=agreement,
+            suffixed=request_ids.randomised(),
+        )
+        publisher = EventPublisher(loop.run, ring=settings.ring, tenant=settings.tenant)
     side = SchedulerSide(
         settings,
         impl,
@@ -116,10 +122,11 @@ def _scheduler_side(impl: Any, vllm_config: Any) -> SchedulerSide:
     )
     _ = side.records  # upgrades the client now, not at the first request
     publisher.start()
+    serve_scheduler(config, int(metadata.world_size))
     _log.info(
         "semkv: hooked the scheduler of instance %s (hash domain %s, lookup client %s)",
         instance,
-        loop.domain,
+        named,
         type(lookup_client.innermost(client)).__name__,
     )
     return side

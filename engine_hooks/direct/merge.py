@@ -81,6 +81,7 @@ def _tiers(locations: Any) -> tuple[Tier, ...] | None:
 
 
 INNER = ("removed", "gone")
+PASSIVE = "passive"
 
 
 def merged(
@@ -89,17 +90,18 @@ def merged(
     """HTTP status and body from each rank's part; a part with `error` is a rank that did not answer well.
 
     A chunk counts as evicted if some rank removed it and no answering rank has a copy left in the tiers named.
-    `removed` and `gone` of a part are positions in the request.
+    `removed` and `gone` of a part are positions in the request. Passive ranks have nothing to add: they are shown only.
     """
     failed = [name for name, part in ranks.items() if "error" in part]
     shown = {name: {k: v for k, v in part.items() if k not in INNER} for name, part in ranks.items()}
-    if ranks and len(failed) == len(ranks):
+    acting = {name: part for name, part in ranks.items() if PASSIVE not in part}
+    if failed and len(failed) == len(acting):
         return 504, {"error": f"no rank answered: {', '.join(failed)}", "ranks": shown}
     body: dict[str, Any]
     if op == "prefetch":
         body = {"status": "prefetch_started", "lookup_id": lookup_id, "num_chunks": request_count}
     else:
-        answered = [part for part in ranks.values() if "error" not in part]
+        answered = [part for part in acting.values() if "error" not in part]
         removed = set[int]().union(*(part.get("removed", ()) for part in answered))
         gone = removed.intersection(*(part.get("gone", ()) for part in answered))
         body = {"status": "success", "num_evicted": len(gone)}

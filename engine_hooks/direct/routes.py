@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`POST /memory/prefetch` and `POST /memory/evict` on LMCache's internal API server, without NATS.
 
-A process that has ranks (`ranks[worker_id] = StorageOps`) acts on them itself, each once, whichever of its ports was
-asked; the scheduler's process forwards the body to every rank's port in parallel, waits a bounded time, and merges. A
-process with neither answers 503. Install with `install(app, ranks, tenant=…, forward_to=…)`.
+A process that has ranks (`ranks.storage[worker_id] = StorageOps`) acts on them itself, each once, whichever of its
+ports was asked; the scheduler's process forwards the body to every rank's port in parallel, waits a bounded time, and
+merges. A rank that keeps no cache of its own (`ranks.passive`) says so when it is forwarded to, and is not counted. A
+process with nothing to act on answers 503. Install with `install(app, ranks, tenant=…, forward_to=…)`.
 
 Threads: handlers run on the API server's loop, operations in worker threads, so that the loop never waits for a disk.
 Errors: 400 names the field; a rank that is dead or hangs is named in 207, or 504 where none answered.
@@ -16,20 +17,31 @@ import functools
 import json
 import logging
 import urllib.request
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from semkv.bus.status import ChunkStatus, Order, Tier
 from semkv.consumers.storage.ops import Control, OpResult, StorageOps
-from semkv.engine_hooks.direct.merge import BadRequestError, Request, merged, read_body
+from semkv.engine_hooks.direct.merge import PASSIVE, BadRequestError, Request, merged, read_body
 
 _log = logging.getLogger("semkv.engine_hooks")
 
 BODY_LIMIT = 1 << 20
 FORWARD_S = 10.0
 FORWARDED = "semkv-forwarded"
+PREFETCHES = 256
+"""Prefetches under way at once in a process; beyond, 503."""
 _GONE = (ChunkStatus.REMOVED, ChunkStatus.ABSENT)
 _running: set[asyncio.Future[Any]] = set()
+
+
+@dataclass
+class Ranks:
+    """The ranks that live in this process."""
+
+    storage: dict[int, StorageOps] = field(default_factory=dict)
+    passive: set[int] = field(default_factory=set)
 
 
 def _prefetch(ops: StorageOps, request: Request, tenant: str) -> OpResult:
@@ -101,7 +113,7 @@ async def forward(op: str, body: bytes, urls: Mapping[int, str], seconds: float)
 
 def install(
     app: Any,
-    ranks: MutableMapping[int, StorageOps],
+    ranks: Ranks,
     *,
     tenant: str = "default",
     forward_to: Mapping[int, str] | None = None,
@@ -125,12 +137,16 @@ def install(
         except (BadRequestError, json.JSONDecodeError, UnicodeDecodeError) as error:
             return JSONResponse({"error": str(error)}, 400)
         forwarded = http.headers.get(FORWARDED) is not None
-        if ranks:
-            parts = await act(op, request, ranks, tenant)
+        if ranks.storage and len(_running) >= PREFETCHES and op == "prefetch":
+            return JSONResponse({"error": f"busy: {PREFETCHES} prefetches are under way; try again later"}, 503)
+        if ranks.storage:
+            parts = await act(op, request, ranks.storage, tenant)
+        elif ranks.passive and forwarded:
+            parts = {str(worker): {PASSIVE: True} for worker in ranks.passive}
         elif urls and not forwarded:  # never passed on twice, whatever the ports say
             parts = await forward(op, body, urls, forward_s)
         else:
-            return JSONResponse({"error": "no engine of this process or behind it can act"}, 503)
+            return JSONResponse({"error": "no rank of this process or behind it keeps a cache"}, 503)
         status, merged_body = merged(op, len(request.chunk_hashes), request.lookup_id, parts)
         if forwarded:
             merged_body["ranks"] = parts

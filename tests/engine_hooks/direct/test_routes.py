@@ -23,7 +23,8 @@ from fastapi import FastAPI
 from semkv.bus import hashes as text
 from semkv.consumers.storage import LMCacheStorage, PrefixForest
 from semkv.consumers.storage.ops import StorageOps
-from semkv.engine_hooks.direct.routes import install
+from semkv.engine_hooks.direct import routes
+from semkv.engine_hooks.direct.routes import Ranks, install
 from semkv.engine_hooks.patches import apply_all
 from tests.support.lmcache_engine import Rig, lmcache_engine
 
@@ -31,9 +32,9 @@ from tests.support.lmcache_engine import Rig, lmcache_engine
 class Served:
     """An app on a free port, ended at the end of the test."""
 
-    def __init__(self, ranks: dict[int, StorageOps], **kwargs: Any) -> None:
+    def __init__(self, ranks: dict[int, StorageOps], passive: set[int] | None = None, **kwargs: Any) -> None:
         self.app = FastAPI()
-        install(self.app, ranks, **kwargs)
+        install(self.app, Ranks(ranks, passive or set()), **kwargs)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -168,10 +169,35 @@ def test_a_dead_and_a_hung_rank_are_named_in_bounded_time(rig: Rig, serve: Any) 
         assert nobody.post("/memory/evict", {"chunk_hashes": ["1"]})[0] == 504
 
 
+def test_passive_ranks_are_shown_and_not_counted(rig: Rig, serve: Any) -> None:
+    """A rank that keeps no cache of its own, as with MLA, stands in for one: its process has none to act on."""
+    acting, passive = serve({0: storage(rig)}), serve({}, passive={1})
+    scheduler = serve({}, forward_to={0: acting.url, 1: passive.url})
+    chunk_hashes = hexes(rig.store(rig.tokens(3)))
+    status, body = scheduler.post("/memory/evict", {"chunk_hashes": chunk_hashes})
+    assert (status, body["status"], body["num_evicted"]) == (200, "success", 3)
+    assert body["ranks"]["1"] == {"passive": True}
+    status, body = scheduler.post("/memory/prefetch", {"chunk_hashes": chunk_hashes, "lookup_id": "x"})
+    assert (status, body["ranks"]["1"]) == (200, {"passive": True})
+    assert passive.post("/memory/evict", {"chunk_hashes": chunk_hashes})[0] == 503
+    acting.stop()
+    assert scheduler.post("/memory/evict", {"chunk_hashes": chunk_hashes})[0] == 504
+
+
+def test_prefetches_are_bounded(rig: Rig, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve({0: storage(rig)})
+    body = {"chunk_hashes": ["1"], "lookup_id": "x"}
+    monkeypatch.setattr(routes, "PREFETCHES", 0)
+    status, answer = served.post("/memory/prefetch", body)
+    assert (status, "busy" in answer["error"]) == (503, True)
+    monkeypatch.setattr(routes, "PREFETCHES", 1)
+    assert served.post("/memory/prefetch", body)[0] == 200
+
+
 def test_a_process_with_neither_answers_503_and_never_forwards_twice(serve: Any) -> None:
     alone = serve({})
     assert alone.post("/memory/evict", {"chunk_hashes": ["1"]})[0] == 503
-    install(alone.app, {}, forward_to={0: alone.url})
+    install(alone.app, Ranks(), forward_to={0: alone.url})
     status, body = alone.post("/memory/evict", {"chunk_hashes": ["1"]})
     assert status == 504
     assert "503" in body["ranks"]["0"]["error"]
