@@ -4,12 +4,14 @@
 A real LMCache async lookup client with real sockets, upgraded in place, and a real publisher thread with a real
 nats-server, up and stopped. Each round runs the same lookup on a plain and on an upgraded client; hashing itself (the
 same in both) is replaced by its result, so that microseconds are not lost in milliseconds. Beside it, from the same
-run: LMCache's own lookup with its hashing, vLLM's ZMQ publisher for KV events, the chain hashes, and events per second.
+run: the same with tracing on (in the same rounds), with the publisher asleep, LMCache's own lookup with its hashing,
+vLLM's ZMQ publisher for KV events, the chain hashes, and events per second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import statistics
@@ -30,6 +32,8 @@ TOKENS = HASHES * CHUNK
 NEW_PER_TURN = 16
 ROUNDS = 1500
 PACE_S = 0.002
+ASLEEP_S = 0.15
+WARM = 50
 
 
 def _percentiles(values: list[float]) -> tuple[float, float]:
@@ -37,11 +41,13 @@ def _percentiles(values: list[float]) -> tuple[float, float]:
     return statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
 
 
-def _request(number: int, tokens: list[int]) -> Any:
+def _request(number: int, tokens: list[int], traceparent: str | None = None) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request, RequestStatus
 
-    request = Request(f"cmpl-{number}-0-0123abcd", tokens, SamplingParams(max_tokens=8), None)
+    said = None if traceparent is None else {"kv_transfer_params": {"semkv": {"traceparent": traceparent}}}
+    params = SamplingParams(max_tokens=8, extra_args=said)
+    request = Request(f"cmpl-{number}-0-0123abcd", tokens, params, None)
     request.append_output_token_ids([1, 2, 3])
     request.status = RequestStatus.FINISHED_LENGTH_CAPPED
     return request
@@ -67,7 +73,8 @@ class _Prepared:
 
 
 @contextlib.contextmanager
-def _rig(url: str) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+def _rig(url: str) -> Iterator[Callable[[list[tuple[int, int, int]], Any], float]]:
+    """Gives a function: microseconds that the hooks add to one request with these chunks."""
     from semkv.bus.settings import BusSettings
     from semkv.engine_hooks.event_loop import EventLoop
     from semkv.engine_hooks.lookup_client import TENANT_LABEL, HashRecords, upgrade
@@ -92,26 +99,12 @@ def _rig(url: str) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
         publisher = EventPublisher(loop.run)
         impl = SimpleNamespace(lookup_client=hooked, _request_trackers={}, config=SimpleNamespace(chunk_size=CHUNK))
         side = SchedulerSide(HookSettings(), impl, publisher, agreement=None)
-        publisher.start()
-        try:
-            yield plain, hooked, prepared, side, publisher
-        finally:
-            publisher.close(1.0)
+        clock, tokens = time.perf_counter_ns, [1] * 8
 
-
-def _added(url: str, *, cold: bool = False, rounds: int = ROUNDS) -> tuple[float, float]:
-    """Microseconds added per request: p50 and p99 over rounds."""
-    tokens = [1] * 8
-    turns = _turns(7)
-    added: list[float] = []
-    clock = time.perf_counter_ns
-    with _rig(url) as (plain, hooked, prepared, side, _publisher):
-        time.sleep(0.3)
-        for number in range(rounds + 50):
-            prepared.results = next(turns)
-            request = _request(number, tokens)
+        def added(chunks: list[tuple[int, int, int]], request: Any, *, cold: bool = False) -> float:
+            prepared.results = chunks
             if cold:
-                side.records.texts.clear()
+                records.texts.clear()
             plain.lookup(tokens, request.request_id, None)  # the first after a pause is slower, whoever it is
             begin = clock()
             plain.lookup(tokens, request.request_id, None)
@@ -124,10 +117,58 @@ def _added(url: str, *, cold: bool = False, rounds: int = ROUNDS) -> tuple[float
             side.finished(request, record, (False, {"num_lmcache_cached_tokens": 0}))
             done = clock()
             plain.clear_lookup_status(request.request_id)
-            if number >= 50:
-                added.append(((end - middle) - (middle - begin) + (done - end)) / 1000)
+            return ((end - middle) - (middle - begin) + (done - end)) / 1000
+
+        publisher.start()
+        time.sleep(0.3)
+        try:
+            yield added
+        finally:
+            publisher.close(1.0)
+
+
+def _added(url: str, *, cold: bool = False, rounds: int = ROUNDS, pace_s: float = PACE_S) -> tuple[float, float]:
+    """Microseconds added per request: p50 and p99 over rounds."""
+    turns, values = _turns(7), []
+    with _rig(url) as added:
+        for number in range(rounds + WARM):
+            values.append(added(next(turns), _request(number, [1] * 8), cold=cold))
+            time.sleep(pace_s)
+    return _percentiles(values[WARM:])
+
+
+def _tracing(url: str, file: Path, rounds: int = ROUNDS) -> dict[str, float]:
+    """The same requests, each with a trace of its own, with tracing off and on, in the same rounds."""
+    turns, values = _turns(9), {"off": [], "on": []}  # type: dict[str, list[float]]
+    with contextlib.ExitStack() as stack:
+        rigs = {"off": stack.enter_context(_rig(url))}
+        with _environment(SEMKV_TRACE_FILE=str(file)):
+            rigs["on"] = stack.enter_context(_rig(url))
+        for number in range(rounds + WARM):
+            chunks = next(turns)
+            flags = "01" if number % 10 == 0 else "00"
+            request = _request(number, [1] * 8, f"00-{number + 1:032x}-{number + 1:016x}-{flags}")
+            for name in sorted(rigs, reverse=number % 2 == 0):
+                values[name].append(rigs[name](chunks, request))
             time.sleep(PACE_S)
-    return _percentiles(added)
+    figures = {}
+    for name, taken in values.items():
+        figures[f"tracing_{name}_p50_us"], figures[f"tracing_{name}_p99_us"] = _percentiles(taken[WARM:])
+    return figures
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _best(call: Callable[[], Any], times: int = 15) -> float:
@@ -226,12 +267,17 @@ def run() -> dict[str, float]:
     from semkv.bus.embedded import EmbeddedServer
 
     figures: dict[str, float] = {}
+    gc.collect()
+    gc.freeze()  # as vLLM does before it serves
     with tempfile.TemporaryDirectory() as folder:
         server = EmbeddedServer(Path(folder) / "nats")
         server.start()
         try:
             for name, cold in (("nats_up", False), ("nats_up_all_new", True)):
                 figures[f"added_{name}_p50_us"], figures[f"added_{name}_p99_us"] = _added(server.url, cold=cold)
+            asleep = _added(server.url, rounds=200, pace_s=ASLEEP_S)
+            figures["added_publisher_asleep_p50_us"], figures["added_publisher_asleep_p99_us"] = asleep
+            figures.update(_tracing(server.url, Path(folder) / "trace.json"))
             figures["events_per_s_8_hashes"] = _events_per_second(server.url)
             figures["events_per_s_512_hashes"] = _events_per_second(server.url, 4000, HASHES)
         finally:

@@ -111,8 +111,7 @@ class FrontEndHashes:
         skip = int(self.vllm_config.kv_transfer_config.get_from_extra_config("skip_last_n_tokens", 0) or 0)
         if skip > 0:
             tokens = tokens[:-skip]
-        texts = self._texts
-        return [texts[found[2]] for found in self._database.process_tokens(tokens, make_key=False)]
+        return self._texts.of(list(self._database.process_tokens(tokens, make_key=False)))
 
 
 def lmcache_config(transfer: Any) -> Any:

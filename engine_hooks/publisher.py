@@ -7,7 +7,7 @@ as a gap in `seq`. A batch counts as sent when the server has answered behind it
 seq.
 
 Threads: `offer` is called by one thread (the scheduler's), `start` and `close` by any. Fork: a child that inherits a
-publisher starts its own thread at its first event.
+publisher starts its own thread at its first event. A process that ends without `close` closes it on its way out.
 Errors: `offer`, `start` and `close` never raise. What goes wrong in the thread is logged once per kind and counted, and
 the thread starts over.
 """
@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from multiprocessing import util as process_end
 
 from semkv.engine_hooks.finished import FinishedNote
 
@@ -57,6 +58,7 @@ class EventPublisher:
         self._closing = False
         self._said: set[str] = set()
         self._start_lock = threading.Lock()
+        self._at_end: process_end.Finalize | None = None
         self.epoch = time.time_ns()
         self.dropped = 0
         self.restarts = 0
@@ -123,11 +125,15 @@ class EventPublisher:
         self._asleep = False
         self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         self._thread.start()
+        # A daemon thread ends in mid-sentence with its process, and a multiprocessing child leaves out `atexit`.
+        self._at_end = process_end.Finalize(None, self.close, args=(1.0,), exitpriority=10)
 
     def close(self, timeout: float = 1.0) -> None:
         """Publish what is left, for at most `timeout` seconds, and end the thread. A second call does nothing."""
         self._closing = True
         thread, loop = self._thread, self._loop
+        if self._at_end is not None:
+            self._at_end.cancel()
         if thread is None or self._pid != os.getpid() or thread is threading.current_thread():
             return
         if loop is not None:

@@ -27,8 +27,7 @@ class Recompute:
         skip = int(getattr(self._impl, "skip_last_n_tokens", 0) or 0)
         if skip > 0:
             tokens = tokens[:-skip]
-        memo = self._texts
-        return [memo[found[2]] for found in self._database.process_tokens(tokens, make_key=False)]
+        return self._texts.of(list(self._database.process_tokens(tokens, make_key=False)))
 
     @staticmethod
     def _with_media(request: Any, tokens: list[int]) -> list[int]:

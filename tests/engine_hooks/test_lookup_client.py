@@ -16,6 +16,7 @@ from lmcache.v1.lookup_client import lmcache_async_lookup_client as async_client
 from lmcache.v1.lookup_client.async_lookup_message import LookupRequestMsg
 
 from semkv.engine_hooks.lookup_client import (
+    GROUP,
     SESSION_LABEL,
     TENANT_LABEL,
     HashRecordingLookupClient,
@@ -257,11 +258,32 @@ def test_abort_with_a_client_that_cannot_cancel() -> None:
         client.cancel_lookup("r")
 
 
-def test_texts_are_lmcaches() -> None:
-    texts = HashTexts(limit=3)
-    for value in (0, 1, -1, 2**63 - 1, -(2**63), 0x0C16372E41EB4086):
-        assert texts[value] == f"{value:x}" and int(texts[value], 16) == value
-        assert len(texts) <= 3
+EDGES = (0, 1, -1, 2**63 - 1, -(2**63), 0x0C16372E41EB4086)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 32, 100])
+def test_texts_are_lmcaches(count: int) -> None:
+    texts = HashTexts()
+    hashes = [EDGES[number % 6] if number < 6 else hash((number, count)) for number in range(count)]
+    for _ in range(2):  # made, then remembered
+        assert texts.of([(0, 16, value) for value in hashes]) == [f"{value:x}" for value in hashes]
+    assert [int(text, 16) for text in texts.of([(0, 16, value) for value in hashes])] == hashes
+
+
+def test_the_memo_is_bounded_and_lets_go_little_by_little() -> None:
+    limit, peak = 10 * GROUP, 0
+    texts = HashTexts(limit)
+    often = [(0, 16, -value) for value in range(1, GROUP + 1)]
+    first = texts.of(often)
+    for turn in range(200):
+        chunks = [(0, 16, turn * GROUP + value) for value in range(GROUP)]
+        before = len(texts)
+        assert texts.of(chunks) == [f"{chunk[2]:x}" for chunk in chunks]
+        assert len(texts) >= before - GROUP, "one new group lets two go, never a generation at once"
+        peak = max(peak, len(texts))
+        if turn % 5 == 0:
+            assert texts.of(often)[0] is first[0], "what is asked for again stays, in whichever generation it is"
+    assert limit < peak <= 3 * limit
 
 
 def test_the_decorator_chain_ends_on_a_loop() -> None:
