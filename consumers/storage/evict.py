@@ -20,8 +20,8 @@ from semkv.bus.status import ChunkStatus, State, Tier
 from semkv.consumers.storage import disk_entries, files, hot
 from semkv.consumers.storage.backends import Backends
 from semkv.consumers.storage.ops import Control, OpResult
-from semkv.consumers.storage.prefetch import end_state
 from semkv.consumers.storage.steps import StepClock
+from semkv.consumers.storage.verdict import end_state
 
 _GOOD = (ChunkStatus.REMOVED, ChunkStatus.ABSENT)
 _PUT_WAIT_S = 1.0

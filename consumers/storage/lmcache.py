@@ -16,13 +16,14 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
-from semkv.consumers.storage import sources
+from semkv.consumers.storage import estimate, sources
 from semkv.consumers.storage.backends import LOCAL_TIERS, Backends
 from semkv.consumers.storage.evict import Evict, EvictRules, RemoteRemover
 from semkv.consumers.storage.inflight import InFlight
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
-from semkv.consumers.storage.prefetch import Prefetch, PrefetchRules, Watch, dry_run, step_name
+from semkv.consumers.storage.prefetch import Prefetch, PrefetchRules, Watch
 from semkv.consumers.storage.remote import remote_tier
+from semkv.consumers.storage.verdict import step_name
 
 logger = logging.getLogger("semkv.consumers.storage")
 
@@ -127,9 +128,9 @@ class LMCacheStorage:
     def _dry_run(
         self, hashes: tuple[int, ...], rules: PrefetchRules, order: Order, budget_bytes: int | None
     ) -> OpResult:
-        return dry_run(
+        return estimate.dry_run(
             self._backends,
-            rules,
+            rules.visible,
             hashes=hashes,
             order=order,
             budget_bytes=budget_bytes,

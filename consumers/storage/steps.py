@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds up what an operation spends on each tier, and turns it into `Step`s.
 
-Times of many small reads are summed up in one step from the first start to the last end. One thread per instance.
+Times of many small reads are summed up in one step from the first start to the last end; where reads overlap, their
+time counts once. One thread per instance.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ class StepClock:
         try:
             yield
         finally:
-            end = time.time_ns()
-            known = self._spans.setdefault(name, [start, end, 0])
-            known[1] = end
-            known[2] += end - start
+            self.add(name, start, time.time_ns())
+
+    def add(self, name: str, start: int, end: int) -> None:
+        """Add a piece of work that was timed elsewhere; in about the order of their starts."""
+        known = self._spans.setdefault(name, [start, start, 0])
+        known[2] += max(0, end - max(start, known[1]))
+        known[1] = max(known[1], end)
 
     def count(self, name: str, chunks: int, size: int) -> None:
         """Add what the step moved."""

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
-from semkv.consumers.storage import files
+from semkv.consumers.storage import files, hot
 from semkv.consumers.storage.lmcache import LMCacheStorage
 from semkv.consumers.storage.ops import Control
+from semkv.consumers.storage.readers import READERS
 from tests.consumers.storage.nobody import Nobody
 from tests.support.lmcache_engine import Rig, checksum
 
@@ -183,7 +184,7 @@ def test_a_budget_bounds_what_is_loaded(rig: Rig, storage: LMCacheStorage) -> No
 def test_cancel_and_expiry_stop_between_chunks_and_say_how_far(
     rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashes = on_disk(rig, 4)
+    hashes = on_disk(rig, 8)
     control = Control()
     real = files.read_full
 
@@ -194,11 +195,15 @@ def test_cancel_and_expiry_stop_between_chunks_and_say_how_far(
     monkeypatch.setattr(files, "read_full", read_then_cancel)
     result = storage.prefetch(hashes, control=control)
     assert result.state is State.CANCELLED
-    assert result.chunk_status == (LOADED, NOT_TRIED, NOT_TRIED, NOT_TRIED)
+    loaded = result.usable_prefix
+    assert 1 <= loaded <= READERS, "reads that had begun are counted, no other begins"
+    assert result.chunk_status == (LOADED,) * loaded + (NOT_TRIED,) * (8 - loaded)
+    assert result.reason == f"cancelled after {loaded} of 8 chunks"
+    assert set(rig.counts()["hot"]) == set(hashes[:loaded])
     monkeypatch.undo()
     late = storage.prefetch(hashes, control=Control(deadline_ns=0))
     assert late.state is State.EXPIRED
-    assert late.chunk_status == (NOT_TRIED,) * 4
+    assert late.chunk_status == (NOT_TRIED,) * 8
     rig.check()
 
 
@@ -302,3 +307,97 @@ def test_direct_io_is_used_where_it_is_configured(
     monkeypatch.undo()
     rig.check()
     bytes_agree(rig)
+
+
+def test_chunks_are_read_side_by_side_and_counted_in_order(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 6)
+    real = files.read_full
+    together = threading.Barrier(READERS, timeout=20)
+
+    def meeting(*args: object, **kwargs: object) -> int:
+        together.wait()  # returns only if as many reads are under way at once
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files, "read_full", meeting)
+    assert storage.prefetch(hashes).chunk_status == (LOADED,) * 6
+    assert [thread.name for thread in threading.enumerate() if thread.name == "semkv-read"] == []
+    rig.check()
+    bytes_agree(rig)
+
+
+def test_what_was_read_behind_a_chunk_that_failed_is_not_registered(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 6)
+    bad = Path(rig.disk.dict[rig.keys(rig.tokens(6))[1]].path)
+    os.truncate(bad, 100)
+    real = files.read_full
+    behind = threading.Event()
+
+    def bad_one_last(path: str, *args: object, **kwargs: object) -> int:
+        if path == str(bad):
+            assert behind.wait(20)
+        done = real(path, *args, **kwargs)  # type: ignore[arg-type]
+        if path == rig.disk.dict[rig.keys(rig.tokens(6))[2]].path:
+            behind.set()
+        return done
+
+    monkeypatch.setattr(files, "read_full", bad_one_last)
+    result = storage.prefetch(hashes)
+    assert result.chunk_status == (LOADED, FAILED, NOT_TRIED, NOT_TRIED, NOT_TRIED, NOT_TRIED)
+    assert set(rig.counts()["hot"]) == {hashes[0]}
+    rig.check()
+
+
+def test_opposite_orders_over_the_same_chunks_never_wait_for_each_other(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 6)
+    real = files.read_full
+    first_reads = threading.Barrier(2, timeout=20)
+    met = threading.Event()
+
+    def meeting(*args: object, **kwargs: object) -> int:
+        if not met.is_set():
+            first_reads.wait()  # both operations have begun to read
+            met.set()
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files, "read_full", meeting)
+    results = []
+    threads = [
+        threading.Thread(target=lambda asked=asked: results.append(storage.prefetch(asked, order=Order.SET)))
+        for asked in (hashes, tuple(reversed(hashes)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [result.state for result in results] == [State.SUCCEEDED] * 2
+    assert results[0].counts.get("loaded", 0) + results[1].counts.get("loaded", 0) == 6, "each chunk was read once"
+    rig.check()
+
+
+def test_a_bug_on_the_way_leaves_nothing_held(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 8)
+    real = hot.register
+    calls = []
+
+    def broken(backend: object, key: object, memory_obj: object) -> object:
+        calls.append(key)
+        if len(calls) == 3:
+            raise RuntimeError("a bug")
+        return real(backend, key, memory_obj)
+
+    monkeypatch.setattr(hot, "register", broken)
+    result = storage.prefetch(hashes)
+    assert result.state is State.FAILED
+    assert result.reason == "RuntimeError: a bug"
+    assert not storage.inflight.pending(hashes)
+    rig.check()
+    monkeypatch.undo()
+    assert storage.prefetch(hashes).state is State.SUCCEEDED
