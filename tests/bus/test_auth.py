@@ -29,6 +29,7 @@ from semkv.bus.messages import EngineInfo, Finished, Result
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.bus.streams import COMMANDS, EVENTS, REGISTRY, RESULTS, ensure_streams
+from semkv.bus.tracing import setup_tracing
 from semkv.consumers.rank import RankIdentity, RankWorker
 from tests.consumers.rank.stand_in import StandInStorage
 from tests.contracts.samples import DOMAIN, SAMPLES
@@ -253,9 +254,14 @@ async def test_secrets_are_in_no_log_and_no_repr(world: World, caplog: pytest.Lo
     else:
         seed = settings.nkey_seed_file.read_text().strip()  # type: ignore[union-attr]
     assert seed.startswith("SU")
-    async with connect(settings=settings) as kv:
+    tracer = setup_tracing("test", file=world.server.store_dir / "trace.json")
+    async with connect(settings=settings, tracer=tracer) as kv:
         assert (await (await kv.prefetch([1])).result(30)).ok
         shown = repr(settings) + repr(kv) + str(vars(kv)) + caplog.text
+    tracer.shutdown()
+    spans = (world.server.store_dir / "trace.json").read_text()
+    assert "semkv.v1.a." in spans
+    shown += spans
     assert seed not in shown
     assert seed not in Path("/proc/self/cmdline").read_text()  # noqa: ASYNC240
 

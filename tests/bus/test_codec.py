@@ -7,7 +7,7 @@ import json
 import random
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import msgpack
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from semkv.bus import codec, hashes, subjects
 from semkv.bus.codec import DecodeError, decode, encode, subject_of
-from semkv.bus.messages import Message, Prefetch, Result, registered
+from semkv.bus.messages import Command, Message, Prefetch, Result, base, registered
 from semkv.bus.status import ChunkStatus, State
 from tests.contracts.samples import DOMAIN, SAMPLES
 
@@ -55,6 +55,52 @@ def test_an_old_reader_ignores_new_fields_and_keeps_new_words() -> None:
     assert (message.order, message.tier) == ("diagonal", "tape")
     rewritten = decode(SUBJECT, *reversed(encode(message)))
     assert rewritten == message
+
+
+WORDS = [
+    ("result", "state"), ("result", "op"), ("result", "chunk_status"), ("result", "chunk_tiers"), ("accepted", "op"),
+    ("finished", "hashes_status"), ("finished", "finish_reason"), ("engine", "role"), ("engine", "capabilities"),
+    ("prefetch", "order"), ("prefetch", "tier"), ("evict", "tiers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["msgpack", "json"])
+@pytest.mark.parametrize(("type_", "field"), WORDS)
+def test_every_word_of_the_future_is_kept_as_text(type_: str, field: str, as_json: bool) -> None:
+    sample = next(m for m in SAMPLES if m.type == type_)
+    payload, headers = encode(sample, json=as_json)
+    fields = json.loads(payload) if as_json else msgpack.unpackb(payload)
+    new: Any = "yet-unknown"
+    if isinstance(fields[field], list):
+        new = [[new]] if isinstance(fields[field][0], list) else [new]
+    fields |= {field: new, "field_of_the_future": {"a": [1, None, b"x" if not as_json else "x"]}}
+    message = decode(subject_of(sample), headers, json.dumps(fields).encode() if as_json else msgpack.packb(fields))
+    kept: Any = getattr(message, field)
+    while isinstance(kept, tuple):
+        kept = kept[0]
+    assert kept == "yet-unknown"
+    assert decode(subject_of(message), *reversed(encode(message, json=as_json))) == message
+
+
+def test_versions_live_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new required field is a new version: a reader that knows both takes each as what its header says."""
+    for table in ("_registry", "_newest"):
+        monkeypatch.setattr(base, table, dict(getattr(base, table)))
+
+    class Prefetch2(Command):
+        type: ClassVar[str] = "prefetch"
+        version: ClassVar[int] = 2
+        why: str
+
+    subject = SUBJECT
+    old = json.dumps(GOOD).encode()
+    new = json.dumps({**GOOD, "why": "because"}).encode()
+    assert type(decode(subject, {"Semkv-Type": "prefetch.v1"}, old)) is Prefetch
+    assert type(decode(subject, {"Semkv-Type": "prefetch.v1"}, new)) is Prefetch
+    assert type(decode(subject, {"Semkv-Type": "prefetch.v2"}, new)) is Prefetch2
+    assert type(decode(subject, None, new)) is Prefetch2  # without a header: the newest
+    with pytest.raises(DecodeError, match="why"):
+        decode(subject, None, old)
 
 
 def test_a_new_reader_takes_an_old_writer_without_the_optional_fields() -> None:

