@@ -15,11 +15,9 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
-from semkv.bus import codec
-from semkv.bus.errors import BusError
-from semkv.bus.messages import Outcome
 from semkv.bus.tracing import NullTracer
 from semkv.consumers.gateway import problems
+from semkv.consumers.gateway.counting import Later, count_events
 from semkv.consumers.gateway.courier import Courier
 from semkv.consumers.gateway.guard import Guard
 from semkv.consumers.gateway.metrics import Metrics
@@ -28,8 +26,6 @@ from semkv.consumers.gateway.routes import commands, events, status
 from semkv.consumers.gateway.settings import GatewaySettings
 
 __all__ = ["create_app"]
-
-_RETRY_S = 1.0
 
 
 def create_app(settings: GatewaySettings | None = None, *, tracer: NullTracer | None = None) -> FastAPI:
@@ -41,15 +37,17 @@ def create_app(settings: GatewaySettings | None = None, *, tracer: NullTracer | 
         courier = Courier(chosen, tracer)
         app.state.courier = courier
         app.state.metrics = Metrics(courier.live, lambda: courier.connected)
+        later = app.state.later = Later(app.state.metrics, chosen.wait_limit_s, chosen.requests)
         app.state.stopping = asyncio.Event()
         courier.start()
-        counting = asyncio.create_task(_count_events(courier, app.state.metrics))
+        counting = asyncio.create_task(count_events(courier, app.state.metrics))
         try:
             yield
         finally:
             app.state.stopping.set()
             counting.cancel()
             await asyncio.gather(counting, return_exceptions=True)
+            await later.close()
             await courier.close()
 
     app = FastAPI(
@@ -68,22 +66,6 @@ def create_app(settings: GatewaySettings | None = None, *, tracer: NullTracer | 
     app.add_middleware(Observed)
     app.add_middleware(Guard, settings=chosen)  # added last, so outermost
     return app
-
-
-async def _count_events(courier: Courier, metrics: Metrics) -> None:
-    """What prefetches were worth, for the metrics."""
-    while True:
-        try:
-            opened = await courier.events(["outcome", "finished"])
-            async with opened.reader as reader:
-                async for message in reader:
-                    with contextlib.suppress(codec.DecodeError):
-                        event = codec.decode(message.subject, message.headers, message.data)
-                        metrics.events.labels(event.type).inc()
-                        if isinstance(event, Outcome):
-                            metrics.outcome(event)
-        except BusError:
-            await asyncio.sleep(_RETRY_S)
 
 
 def _document_tokens(app: FastAPI) -> None:

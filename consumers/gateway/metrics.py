@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prometheus metrics of one gateway, in a registry of its own.
 
-Requests and their times by route, commands and chunks by what became of them, events, what prefetches turned out to be
-worth (from the engines' outcome events), and gauges of the engines as the registry shows them.
+Requests and their times by route; this gateway's commands: rank answers and chunks by what became of them, bytes, and
+how long they waited and ran; events and their losses; what prefetches turned out to be worth (from the engines' outcome
+events); and gauges of the engines as the registry shows them. What engines count by themselves they export by OTLP
+(`semkv.bus.metrics`).
 """
 
 from __future__ import annotations
@@ -61,6 +63,22 @@ class Metrics:
             "semkv_gateway_commands", "Rank answers by operation and state", ["op", "state"], registry=at
         )
         self.chunks = Counter("semkv_gateway_chunks", "Chunks by operation and status", ["op", "status"], registry=at)
+        self.moved = Counter(
+            "semkv_gateway_moved_bytes", "Bytes that ranks loaded or freed by operation and tier", ["op", "tier"],
+            registry=at,
+        )  # fmt: skip
+        self.queued = Histogram(
+            "semkv_gateway_queue_seconds", "From publishing a command to its start on a rank", ["op"], buckets=_BUCKETS,
+            registry=at,
+        )  # fmt: skip
+        self.ran = Histogram(
+            "semkv_gateway_run_seconds", "From a command's start on a rank to its result", ["op"], buckets=_BUCKETS,
+            registry=at,
+        )  # fmt: skip
+        self.lost = Counter(
+            "semkv_events_lost", "Finished events that never came, by the gaps in their numbers", ["instance"],
+            registry=at,
+        )  # fmt: skip
         self.events = Counter("semkv_events", "Events seen, by type", ["type"], registry=at)
         self.prefetched = Counter(
             "semkv_prefetched_chunks", "Prefetched chunks by what they were worth", ["fate"], registry=at
@@ -68,15 +86,20 @@ class Metrics:
         self.streams = Gauge("semkv_gateway_event_streams", "Open event streams", registry=at)
         self.registry.register(_Engines(live, connected))
 
-    def report(self, report: Report) -> None:
-        """Counts the answers of a command."""
+    def report(self, report: Report, *, dry_run: bool = False) -> None:
+        """Counts the answers of a command, once. A dry run is an operation of its own, since it moves nothing."""
+        op = "dry_run" if dry_run else report.op
         for result in report.results.values():
-            self.commands.labels(report.op, str(result.state)).inc()
+            self.commands.labels(op, str(result.state)).inc()
             for status, count in result.counts.items():
-                self.chunks.labels(report.op, str(status)).inc(count)
+                self.chunks.labels(op, str(status)).inc(count)
+            for tier, size in {} if dry_run else result.bytes_by_tier.items():
+                self.moved.labels(op, str(tier)).inc(size)
+            self.queued.labels(op).observe(result.queued_ms / 1e3)
+            self.ran.labels(op).observe(result.ran_ms / 1e3)
         silent = len(report.ranks()) - len(report.results)
         if silent:
-            self.commands.labels(report.op, "unanswered").inc(silent)
+            self.commands.labels(op, "unanswered").inc(silent)
 
     def outcome(self, event: Any) -> None:
         """Counts what a prefetch turned out to be worth."""

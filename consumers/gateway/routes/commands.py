@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from semkv.bus import hashes as codec
 from semkv.bus.status import Order
 from semkv.consumers.gateway.answers import Report, chunk_tiers, num_evicted, reply
+from semkv.consumers.gateway.counting import Later
 from semkv.consumers.gateway.courier import Courier
 from semkv.consumers.gateway.courier import Target as Where
 from semkv.consumers.gateway.metrics import Metrics
@@ -95,9 +96,12 @@ def _bounded(request: Request, wait: float | None, default: float) -> float:
     return min(default if wait is None else wait, settings.wait_limit_s)
 
 
-def _answer(request: Request, report: Report, *, waited: bool, started: str = "", **more: Any) -> JSONResponse:
-    metrics: Metrics = request.app.state.metrics
-    metrics.report(report)
+def _answer(
+    request: Request, report: Report, *, waited: bool, started: str = "", dry_run: bool = False, **more: Any
+) -> JSONResponse:
+    if waited:
+        metrics: Metrics = request.app.state.metrics
+        metrics.report(report, dry_run=dry_run)
     status, body = reply(report, waited=waited, started=started, **more)
     return JSONResponse(body, status)
 
@@ -110,12 +114,14 @@ async def prefetch(request: Request, body: PrefetchBody, wait: Wait = None) -> J
         session=body.session, tier=body.tier, expires_in_ms=body.expires_in_ms, budget_bytes=body.budget_bytes,
         dry_run=body.dry_run,
     )  # fmt: skip
-    more = {"lookup_id": body.lookup_id, "num_chunks": len(body.chunk_hashes)}
+    more: dict[str, Any] = {"lookup_id": body.lookup_id, "num_chunks": len(body.chunk_hashes)}
     if wait is None:
         report = await ticket.accepted(_settings(request).accept_s)
+        later: Later = request.app.state.later
+        later.count(ticket, dry_run=body.dry_run)
         return _answer(request, report, waited=False, started="prefetch_started", **more)
     report = await ticket.result(_bounded(request, wait, 0.0))
-    return _answer(request, report, waited=True, started="prefetch_done", **more)
+    return _answer(request, report, waited=True, started="prefetch_done", dry_run=body.dry_run, **more)
 
 
 @router.post("/evict", response_model=Answer, response_model_exclude_none=True, responses=_FORCE)
@@ -129,7 +135,8 @@ async def evict(request: Request, body: EvictBody, wait: Wait = None) -> JSONRes
         tiers=tiers, force=body.force, dry_run=body.dry_run,
     )  # fmt: skip
     report = await ticket.result(_bounded(request, wait, _settings(request).result_s))
-    return _answer(request, report, waited=True, num_evicted=num_evicted(report), num_chunks=len(body.chunk_hashes))
+    more: dict[str, Any] = {"num_evicted": num_evicted(report), "num_chunks": len(body.chunk_hashes)}
+    return _answer(request, report, waited=True, dry_run=body.dry_run, **more)
 
 
 @router.post("/retain", response_model=Answer, response_model_exclude_none=True, responses=_ANSWERS)
