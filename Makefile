@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := bus native consumers engine_hooks cli
-CHECKED := $(ROOMS) tests bench tools examples
+CHECKED := $(ROOMS) tests bench tools examples docker
 export OMP_WAIT_POLICY := passive
 # LMCache's builtin chain begins at a hash that depends on it: the tests compute the chains that an engine computes.
 export PYTHONHASHSEED := 0

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings the development stack up in real containers, holds the conversation, reads its trace back, takes it down.
 
-`make test-compose`. It runs a Docker daemon of its own (own data, socket and pid file, no bridge, no firewall rules)
-under a temporary folder, with the base images pulled, or made by `standins/make.sh` where they cannot be. Whatever
-happens, containers, networks, volumes, the daemon and the folder are gone afterwards; `.cache/standins` stays. Needs
-root and Debian's docker.io, iptables and debootstrap. Exit code 0 done, 1 something was not as promised, 2 something
-is missing here. `--docker-host URL` uses a running daemon of yours instead, and its images as they are.
+`make test-compose`. It runs a Docker daemon of its own (own data, socket and pid file, no default bridge, no firewall
+rules) under a temporary folder, with the base images pulled, or made by `standins/make.sh` where they cannot be. First
+the stack with one NATS server, then with three. Whatever happens, containers, networks, volumes, mounts, the daemon and
+the folder are gone afterwards; `.cache/standins` stays. Needs root and Debian's docker.io, tini, iptables and
+debootstrap. Exit code 0 done, 1 something was not as promised, 2 something is missing here. `--docker-host URL` uses a
+running daemon of yours instead, and its images as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -22,15 +24,17 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPOSE = [str(ROOT / ".venv/bin/docker-compose"), "--profile", "agent", "--profile", "engine"]
+COMPOSE = str(ROOT / ".venv/bin/docker-compose")
 TOKEN = "development-only-token"
 PORTS = ("NATS", "NATS_MONITOR", "JAEGER", "OTLP", "ENGINE", "GATEWAY")
-SERVICES = ("nats", "jaeger", "engine", "gateway")
+ONE = {"nats", "jaeger", "engine", "gateway"}
+NODES = ("nats-1", "nats-2", "nats-3")
+STREAMS = {"SEMKV_COMMANDS", "KV_semkv_engines", "SEMKV_EVENTS", "SEMKV_RESULTS"}
 LEAST_SPANS = 4
 
 
@@ -73,16 +77,19 @@ class Stack:
 
     def __init__(self, host: str) -> None:
         self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.project = f"semkv-try-{os.getpid()}"
+        self.profiles: tuple[str, ...] = ()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SEMKV_", "OTEL_"))}
+        for name in ("NATS_IMAGE", "JAEGER_IMAGE", "COMPOSE_FILE", "COMPOSE_PROFILES", "COMPOSE_PROJECT_NAME"):
+            kept.pop(name, None)
         self.variables = {
-            **os.environ,
+            **kept,
             "DOCKER_HOST": host,
             # The builder that is part of the daemon: no plugin is needed.
             "DOCKER_BUILDKIT": "0",
-            "SEMKV_PROJECT": f"semkv-try-{os.getpid()}",
+            "SEMKV_PROJECT": self.project,
             **{f"SEMKV_{name}_PORT": str(port) for name, port in self.ports.items()},
         }
-        for name in ("SEMKV_NATS_URL", "SEMKV_REPLICAS", "SEMKV_TENANT", "NATS_IMAGE", "JAEGER_IMAGE"):
-            self.variables.pop(name, None)
 
     def build(self) -> None:
         """Base images by pulling, else stand-ins; then ours."""
@@ -106,30 +113,40 @@ class Stack:
         if not pulled:
             self.run("docker/standins/make.sh", "jaeger", output=False)
 
-    def up(self) -> None:
-        say("bringing the stack up")
-        self.compose("up", "-d", "--no-build", "--pull", "never", "--wait", "--wait-timeout", "400", *SERVICES)
+    def up(self, *profiles: str) -> dict[str, str]:
+        """Start all of these profiles' services and wait; returns the health of each, or its state."""
+        self.profiles = profiles
+        say(f"bringing up profiles {', '.join(profiles)}")
+        self.compose("up", "-d", "--no-build", "--pull", "never", "--wait", "--wait-timeout", "400")
+        rows = [json.loads(line) for line in self.compose("ps", "--format", "json").splitlines()]
+        return {row["Service"]: row["Health"] or row["State"] for row in rows}
 
-    def converse(self) -> dict[str, Any]:
-        """Run the agent; its last line is JSON."""
-        text = self.compose("run", "--rm", "--no-deps", "--pull", "never", "-T", "agent")
-        print(text.rstrip())
-        answer: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
-        return answer
+    def agent(self, *command: str) -> str:
+        """Run the agent's container, by default with its conversation."""
+        return self.run(COMPOSE, "--profile", "agent", "run", "--rm", "-T", "agent", *command)
 
     def down(self) -> None:
-        self.compose("down", "-v", "--remove-orphans", "--timeout", "20", check=False)
+        self.run(
+            *(COMPOSE, "--profile", "*", "down", "-v", "--remove-orphans", "--timeout", "20"),
+            check=False,
+        )
 
-    def compose(self, *arguments: str, check: bool = True) -> str:
-        return self.run(*COMPOSE, *arguments, check=check)
+    def left(self) -> list[str]:
+        """What the daemon still has of the project."""
+        ours = ("-q", "--filter", f"label=com.docker.compose.project={self.project}")
+        kinds = (("docker", "ps", "-a"), ("docker", "network", "ls"), ("docker", "volume", "ls"))
+        return [line for kind in kinds for line in self.run(*kind, *ours).split()]
+
+    def compose(self, *arguments: str) -> str:
+        return self.run(COMPOSE, *(part for name in self.profiles for part in ("--profile", name)), *arguments)
 
     def run(self, *command: str, check: bool = True, output: bool = True) -> str:
         done = subprocess.run(command, cwd=ROOT, env=self.variables, capture_output=True, text=True, check=False)
         if done.returncode and check:
             logs = ""
-            if command[: len(COMPOSE)] == tuple(COMPOSE):
+            if command[0] == COMPOSE:
                 logs = subprocess.run(
-                    [*COMPOSE, "logs", "--no-color", "--tail", "40"],
+                    [COMPOSE, "--profile", "*", "logs", "--no-color", "--tail", "40"],
                     cwd=ROOT, env=self.variables, capture_output=True, text=True, check=False,
                 ).stdout  # fmt: skip
             raise BrokenError(f"{' '.join(command[-8:])} ended with {done.returncode}:\n"
@@ -146,15 +163,29 @@ class Stack:
         return subprocess.run(command, env=self.variables, capture_output=True, check=False).returncode == 0
 
 
-def check(stack: Stack) -> None:
-    """The conversation, its trace in Jaeger, the gateway, and that nothing runs as root."""
-    told = stack.converse()
+def converse(stack: Stack) -> str:
+    """The conversation and what it claims; returns its trace's id."""
+    text = stack.agent()
+    print(text.rstrip())
+    told = json.loads(text.strip().splitlines()[-1])
     claim(told["prefetch"] == "succeeded" and told["chunks"] > 0, f"the prefetch succeeded: {told}")
     claim(told["hit_tokens"] > 0, f"the turn after it hit {told['hit_tokens']} tokens")
     claim(bool(told["trace_id"]), f"the result names its trace: {told['trace_id']}")
-    services, spans = trace_of(stack, told["trace_id"])
+    return str(told["trace_id"])
+
+
+def check_one(stack: Stack) -> None:
+    """The stack with one NATS server: conversation, trace in Jaeger, gateway, accounts, users."""
+    health = stack.up("engine")
+    claim(health == dict.fromkeys(ONE, "healthy"), f"healthy: {', '.join(sorted(health))}")
+    claim(refuses_strangers(stack.ports["NATS"]), "NATS lets in nobody without a key")
+    trace_id = converse(stack)
+    services, spans = trace_of(stack, trace_id)
     claim(len(spans) >= LEAST_SPANS and len(services) > 1, f"Jaeger has it: {len(spans)} spans of {sorted(services)}")
     claim(any("disk" in name for name in spans), "one span is the load from the disk")
+    shown = stack.agent("semkv", "trace", trace_id)
+    claim("kv.tier.load" in shown, "`semkv trace` shows it:")
+    print(shown.rstrip())
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     ranks = stack.get("GATEWAY", "/memory/engines", bearer)["engines"]
     claim(len(ranks) == 1 and ranks[0]["instance"] == "engine", f"the gateway sees {len(ranks)} rank")
@@ -166,6 +197,33 @@ def check(stack: Stack) -> None:
     for service in ("engine", "gateway"):
         user = stack.compose("exec", "-T", service, "id", "-u").strip()
         claim(user == "10001", f"{service} runs as user {user}")
+
+
+def check_three(stack: Stack) -> None:
+    """The stack with three NATS servers: the same conversation, and every stream on all of them."""
+    stack.variables["SEMKV_NATS_URL"] = ",".join(f"nats://{node}:4222" for node in NODES)
+    stack.variables["SEMKV_REPLICAS"] = str(len(NODES))
+    health = stack.up("cluster", "engine")
+    claim(health == dict.fromkeys(ONE | set(NODES), "healthy"), f"healthy: {', '.join(sorted(health))}")
+    converse(stack)
+    for node in NODES:
+        where = "http://127.0.0.1:8222/jsz?accounts=true&streams=true&config=true"
+        told = json.loads(stack.compose("exec", "-T", node, "wget", "-q", "-O", "-", where))
+        streams = {
+            stream["name"]: stream["config"]["num_replicas"]
+            for account in told.get("account_details", [])
+            for stream in account.get("stream_detail", [])
+        }
+        claim(streams == dict.fromkeys(STREAMS, len(NODES)), f"{node} has a replica of {', '.join(sorted(streams))}")
+
+
+def refuses_strangers(port: int) -> bool:
+    """Whether the server asks for a key, and ends who shows none."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain, plain.makefile("rwb") as stream:
+        told = json.loads(stream.readline().partition(b" ")[2])
+        stream.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
+        stream.flush()
+        return bool(told.get("auth_required")) and b"Authorization" in stream.readline()
 
 
 def trace_of(stack: Stack, trace_id: str) -> tuple[set[str], list[str]]:
@@ -211,50 +269,82 @@ def free_ports(count: int) -> list[int]:
             listener.close()
 
 
+def machine() -> dict[str, set[str]]:
+    """What a daemon could leave behind on this machine: mounts, network interfaces, processes of Docker's."""
+    processes = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (name := (entry / "comm").read_text().strip()).startswith(
+                ("dockerd", "containerd", "docker-")
+            ):
+                processes.add(f"{name} {entry.name}")
+    return {
+        "mounts": {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()},
+        "interfaces": {entry.name for entry in Path("/sys/class/net").iterdir()},
+        "processes": processes,
+    }
+
+
 def missing() -> list[str]:
     """What this machine lacks, with the way out."""
+    needed = {
+        "dockerd": "docker.io", "docker": "docker.io", "docker-init": "tini", "iptables": "iptables",
+        "debootstrap": "debootstrap",
+    }  # fmt: skip
     lines = [
         f"{name} is missing: apt-get install {package}"
-        for name, package in (("dockerd", "docker.io"), ("docker", "docker.io"), ("iptables", "iptables"),
-                              ("debootstrap", "debootstrap"))
+        for name, package in needed.items()
         if shutil.which(name) is None
-    ]  # fmt: skip
+    ]
     if os.geteuid() != 0:
         lines.append("a Docker daemon of our own needs root; or give --docker-host URL")
     return lines
 
 
+def try_stack(stack: Stack, checks: Iterable[Callable[[Stack], None]]) -> None:
+    """Each check on a stack of its own, taken down before the next."""
+    for check in checks:
+        try:
+            check(stack)
+        finally:
+            stack.down()
+        left = stack.left()
+        claim(not left, f"containers, networks and volumes are gone {' '.join(left)}".rstrip())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--docker-host", help="a running daemon to use, with its images as they are")
-    chosen = parser.parse_args().docker_host
-    if not chosen and (lines := missing()):
+    parser.add_argument("--only", choices=("one", "three"), help="with one NATS server, or with three, and not both")
+    chosen = parser.parse_args()
+    if not chosen.docker_host and (lines := missing()):
         print("\n".join(lines), file=sys.stderr)
         return 2
+    checks = {"one": check_one, "three": check_three}
+    wanted = [checks[chosen.only]] if chosen.only else list(checks.values())
+    before = machine()
     folder = Path(tempfile.mkdtemp(prefix="semkv-docker-"))
     daemon = Daemon(folder)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        if not chosen:
-            daemon.start()
-        stack = Stack(chosen or daemon.host)
         try:
-            if not chosen:
+            if not chosen.docker_host:
+                daemon.start()
+            stack = Stack(chosen.docker_host or daemon.host)
+            if not chosen.docker_host:
                 stack.build()
-            stack.up()
-            check(stack)
+            try_stack(stack, wanted)
         finally:
-            stack.down()
-        left = stack.run("docker", "ps", "-aq", "--filter", f"name={stack.variables['SEMKV_PROJECT']}").split()
-        claim(not left, "nothing of the stack is left")
+            daemon.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+        if not chosen.docker_host:
+            left = {kind: names - before[kind] for kind, names in machine().items() if names - before[kind]}
+            claim(not left and not folder.exists(), f"the daemon left nothing {left or ''}".rstrip())
     except BrokenError as error:
         print(f"the stack is not as promised: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    finally:
-        daemon.stop()
-        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from semkv.bus import connect
+from semkv.bus.connection import connect_nats
+from semkv.bus.embedded import EmbeddedServer
+from semkv.bus.errors import AuthError
+from semkv.bus.settings import BusSettings
+from semkv.bus.streams import ENGINE, ensure_streams
 from semkv.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +58,9 @@ def services(docker_compose: str) -> dict[str, dict[str, Any]]:
 
 
 def test_the_file_has_the_stack(services: dict[str, dict[str, Any]]) -> None:
-    assert {"nats", "jaeger", "engine", "gateway", "agent"} <= services.keys()
+    assert {"accounts", "nats", "jaeger", "engine", "gateway", "agent"} <= services.keys()
     assert {"nats-1", "nats-2", "nats-3"} <= services.keys()
-    for name in services.keys() - {"agent"}:
+    for name in services.keys() - {"agent", "accounts"}:
         assert "healthcheck" in services[name], f"{name} has no health check"
     for name, service in services.items():
         assert service.get("mem_limit"), f"{name} has no memory limit"
@@ -67,6 +75,9 @@ def test_a_wrong_file_is_refused(docker_compose: str, tmp_path: Path) -> None:
 def test_who_waits_for_whom_is_healthy(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
         for other, how in service.get("depends_on", {}).items():
+            if other == "accounts":
+                assert how["condition"] == "service_completed_successfully", f"{name} does not wait for its accounts"
+                continue
             assert how["condition"] == "service_healthy", f"{name} does not wait for {other} to be healthy"
             assert "healthcheck" in services[other]
 
@@ -78,10 +89,80 @@ def test_every_port_is_published_on_loopback_only(services: dict[str, dict[str, 
         assert port["host_ip"] == "127.0.0.1", f"{name} publishes {port} to the network"
 
 
-def test_our_containers_run_without_rights(services: dict[str, dict[str, Any]]) -> None:
+def test_each_service_sees_its_own_key_and_the_servers_none(services: dict[str, dict[str, Any]]) -> None:
+    mounts = {
+        name: {v["source"]: v for v in service.get("volumes", ()) if v["type"] == "volume"}
+        for name, service in services.items()
+    }
     for name in ("engine", "gateway", "agent"):
-        assert services[name]["cap_drop"] == ["ALL"]
-        assert "no-new-privileges:true" in services[name]["security_opt"]
+        assert [v for v in mounts[name] if v.endswith("-account")] == [f"{name}-account"]
+        assert mounts[name][f"{name}-account"]["read_only"]
+        seed = services[name]["environment"]["SEMKV_NATS_NKEY_SEED_FILE"]
+        assert seed == f"{mounts[name][f'{name}-account']['target']}/nats.seed"
+    for name in ("nats", "nats-1", "nats-2", "nats-3"):
+        assert [v for v in mounts[name] if "account" in v] == ["nats-account"] and mounts[name]["nats-account"][
+            "read_only"
+        ]
+    assert [name for name in mounts if "account-keys" in mounts[name]] == ["accounts"]
+    assert services["accounts"]["network_mode"] == "none"
+
+
+@pytest.fixture
+def accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """docker/accounts.py, on folders of this test."""
+    spec = importlib.util.spec_from_file_location("docker_accounts", ROOT / "docker" / "accounts.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "KEYS", tmp_path / "keys")
+    monkeypatch.setattr(module, "HANDED", tmp_path / "handed")
+    for name in ("nats", "engine", "gateway", "agent"):
+        (tmp_path / "handed" / name).mkdir(parents=True)
+    return module
+
+
+async def test_the_accounts_let_each_service_do_its_part(
+    accounts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With docker/nats.conf and the accounts as they are mounted: streams by their owners, a stranger stays out."""
+    monkeypatch.setenv("SEMKV_TENANT", "billing")
+    assert accounts.main() == 0
+    handed = tmp_path / "handed"
+    seeds = {name: (handed / name / "nats.seed").read_text() for name in ("engine", "gateway", "agent")}
+    assert accounts.main() == 0, "a second start keeps the keys"
+    assert seeds == {name: (handed / name / "nats.seed").read_text() for name in seeds} and len({*seeds.values()}) == 3
+    assert all((handed / name / "nats.seed").stat().st_mode & 0o777 == 0o600 for name in seeds)
+    said = capsys.readouterr()
+    assert not any(seed.strip() in said.out + said.err for seed in seeds.values())
+    public = (handed / "nats" / "accounts.conf").read_text()
+    assert not any(seed.strip() in public for seed in seeds.values())
+
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "accounts").symlink_to(handed / "nats")
+    config = (ROOT / "docker" / "nats.conf").read_text()
+    config = config.replace("/data", str(store / "data")).replace("http_port: 8222", "")
+    with EmbeddedServer(store, config=config, jetstream=False) as server:
+
+        def settings(name: str) -> BusSettings:
+            return BusSettings(
+                url=server.url, accounts=True, tenant="billing", nkey_seed_file=handed / name / "nats.seed"
+            )
+
+        nc = await connect_nats(settings("engine"), name="engine")
+        await ensure_streams(nc, settings("engine"), ENGINE)
+        for name in ("gateway", "agent"):
+            async with connect(settings=settings(name)) as kv:
+                assert await kv.engines() == []
+        await nc.close()
+        with pytest.raises(AuthError):
+            await connect_nats(BusSettings(url=server.url), name="stranger")
+
+
+def test_our_containers_run_without_rights(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in service["security_opt"], name
     stages = stages_of(DOCKERFILE.read_text())
     for target in ("agent", "engine"):
         assert last_user(stages, target) == "10001:10001"

@@ -31,10 +31,11 @@ def config(*arguments: str, **variables: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("profiles", "services"),
     [
-        ((), {"nats", "jaeger"}),
-        (("--profile", "engine"), {"nats", "jaeger", "engine", "gateway"}),
-        (("--profile", "agent"), {"nats", "jaeger", "engine", "gateway", "agent"}),
-        (ALL, {"nats", "nats-1", "nats-2", "nats-3", "jaeger", "engine", "gateway", "agent"}),
+        ((), {"accounts", "nats", "jaeger"}),
+        (("--profile", "engine"), {"accounts", "nats", "jaeger", "engine", "gateway"}),
+        (("--profile", "agent"), {"accounts", "nats", "jaeger", "engine", "gateway", "agent"}),
+        (("--profile", "cluster"), {"accounts", "nats", "nats-1", "nats-2", "nats-3", "jaeger"}),
+        (ALL, {"accounts", "nats", "nats-1", "nats-2", "nats-3", "jaeger", "engine", "gateway", "agent"}),
     ],
 )
 def test_profiles(profiles: tuple[str, ...], services: set[str]) -> None:
@@ -46,9 +47,9 @@ def test_every_port_is_on_loopback_and_every_service_is_bounded() -> None:
         assert int(service["mem_limit"]) > 0, name
         for port in service.get("ports", []):
             assert port["host_ip"] == "127.0.0.1", f"{name}: {port}"
-        if name in {"engine", "gateway", "agent"}:
-            assert service["cap_drop"] == ["ALL"], name
-        if name != "agent":
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["pids_limit"] > 0, name
+        if name not in {"agent", "accounts"}:
             assert service["healthcheck"]["test"], name
 
 
