@@ -42,6 +42,7 @@ from semkv.native.kv_format.groups import (
     group_layers_by_identity,
 )
 from semkv.native.kv_format.registry import get_spec, get_spec_class
+from semkv.native.kv_format.shape_spec import format_kvcache_shape_spec, parse_kvcache_shape_spec
 from semkv.native.kv_format.types import (
     AmbiguousLayoutError,
     DiscoverableKVCache,
@@ -72,6 +73,7 @@ __all__ = [
     "attempt_permute_to_contiguous_view",
     "detect_format",
     "extract_kv_cache_shapes",
+    "format_kvcache_shape_spec",
     "get_attention_backend",
     "get_block_size",
     "get_concrete_engine_kv_shape",
@@ -98,6 +100,7 @@ __all__ = [
     "normalize_and_discover_per_layer_formats",
     "normalize_kv_and_discover_format",
     "object_tag",
+    "parse_kvcache_shape_spec",
     "resolve_block_stride_and_log_layout",
 ]
 

@@ -90,7 +90,7 @@ class BlockConnector:
 
 def _transfer(kv_caches: Sequence[torch.Tensor], layout: CpuLayout, threads: int) -> BlockTransfer:
     """Checks that the tensors are laid out as the engine's configuration said."""
-    hints: LayoutHints = {} if layout.format == LATENT else {"page_order": "opaque"}
+    hints: LayoutHints = {"use_mla": True} if layout.format == LATENT else {"page_order": "opaque"}
     fmt, normalized = normalize_kv_and_discover_format(list(kv_caches), EngineType.VLLM, hints)
     transfer = BlockTransfer(normalized, fmt, threads=threads)
     if fmt.name != layout.format or transfer.plan.block_size != layout.block_size:

@@ -48,12 +48,12 @@ class EngineGroupInfo:
 
 @dataclass(frozen=True)
 class KernelGroupInfo:
-    """Layers that one descriptor describes."""
+    """Layers that one descriptor describes. A group that was read from text has no format."""
 
     layer_indices: list[int]
     shape_desc: PageBufferShapeDesc
     dtype: torch.dtype
-    engine_kv_format: EngineKVFormat
+    engine_kv_format: EngineKVFormat | None
     tokens_per_block: int = 0
     engine_group_idx: int = 0
     sw_size_tokens: int = -1

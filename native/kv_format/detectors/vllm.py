@@ -67,6 +67,8 @@ class VllmDetector(EngineDetector):
     def _rank4(self, tensor: torch.Tensor, hints: LayoutHints, where: str) -> EngineKVFormat:
         if is_indexer(tensor) and 1 in shape_of(tensor)[1:3]:  # the head axis, on whichever side it was put
             return F.NL_X_NB_BSV_BSS
+        if hints.get("use_mla") and 1 in shape_of(tensor)[1:3]:  # vLLM 0.32 shows a latent row as one head
+            return F.NL_X_NB_BS_HS
         pair = (F.NL_X_NB_NH_BS_CS, F.NL_X_NB_BS_NH_CS)
         return pair[0] if heads_first(tensor, hints, pair, where) else pair[1]
 
@@ -167,7 +169,7 @@ def _is_nz(tensors: list[torch.Tensor], hints: LayoutHints, where: str) -> bool:
 
 
 def _canonical(entry: DiscoverableKVCache, fmt: EngineKVFormat) -> DiscoverableKVCache:
-    """An indexer page loses its head axis of one; all else stays as it is."""
-    if fmt == F.NL_X_NB_BSV_BSS and isinstance(entry, torch.Tensor) and entry.dim() == 4:
+    """An indexer's or a latent page loses its head axis of one; all else stays as it is."""
+    if fmt in (F.NL_X_NB_BSV_BSS, F.NL_X_NB_BS_HS) and isinstance(entry, torch.Tensor) and entry.dim() == 4:
         return entry.squeeze(2 if entry.shape[2] == 1 else 1)
     return entry

@@ -49,8 +49,9 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
         (PACKED_32, (6, 2, 32, 64)),
         (CpuLayout(SPLIT, 32, "vec", "auto"), (2, 6, 2, 32, 32)),
         (CpuLayout(LATENT, 32, "plain", "auto"), (6, 32, 72)),
+        (CpuLayout(LATENT, 32, "plain", "auto"), (6, 32, 1, 72)),
     ],
-    ids=["packed", "split", "latent"],
+    ids=["packed", "split", "latent", "latent-with-a-head"],
 )
 def test_there_and_back_without_what_the_engine_holds(layout: CpuLayout, shape: tuple[int, ...]) -> None:
     layers = [noise(*shape) for _ in range(3)]

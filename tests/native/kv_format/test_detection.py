@@ -59,6 +59,9 @@ CASES: list[tuple[Any, EngineType, LayoutHints, EngineKVFormat, tuple[int, ...]]
     (tensors(5, 7, 3, 132, dtype=INDEXER), VLLM, NHD, F.NL_X_NB_BSV_BSS, (7, 3, 132)),
     (tensors(5, 7, 1, 64, 132, dtype=INDEXER), VLLM, NHD, F.NL_X_NB_BSV_BSS, (7, 64, 132)),
     (tensors(5, 7, 64, 1, 132, dtype=INDEXER), VLLM, HND, F.NL_X_NB_BSV_BSS, (7, 64, 132)),
+    # Latent rows with a head axis of one, on either side.
+    (tensors(5, 7, 16, 1, 576), VLLM, {"use_mla": True}, F.NL_X_NB_BS_HS, (7, 16, 576)),
+    (tensors(5, 7, 1, 16, 576), VLLM, {"use_mla": True}, F.NL_X_NB_BS_HS, (7, 16, 576)),
     (tensors(5, 21, 1, 4), SGLANG, {}, F.NL_X_NBBS_ONE_HS, (21, 1, 4)),
     (tensors(4, 21, 1, 4), SGLANG, {"use_mla": True}, F.NL_X_NBBS_ONE_HS, (21, 1, 4)),
     (tensors(5, 21, 1, 4), SGLANG, {"tokens_per_block": 3}, F.NL_X_NB_BS_HS, (7, 3, 4)),
