@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from semkv.bus import hashes, ids, subjects
@@ -23,6 +22,7 @@ from semkv.bus.client import addressing
 from semkv.bus.client.finished import FinishedStream
 from semkv.bus.client.gaps import Gap
 from semkv.bus.client.handle import CommandHandle, RankName
+from semkv.bus.client.retains import Retains
 from semkv.bus.client.session import Session
 from semkv.bus.domain import HashDomain
 from semkv.bus.errors import BusError, BusUnavailableError
@@ -49,13 +49,6 @@ _REOPEN_WAIT_S = 1.0
 _HANDLES_KEPT = 10_000
 
 
-@dataclass
-class _Retained:
-    domain: str
-    hashes: tuple[int, ...]
-    until: float
-
-
 class KV:
     """A connected client. Get one from `semkv.bus.connect`."""
 
@@ -73,7 +66,7 @@ class KV:
         self._opening = asyncio.Lock()
         self._trouble = ""
         self._handles: dict[str, CommandHandle] = {}
-        self._retained: dict[str, list[_Retained]] = {}
+        self._retained = Retains()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._own_tracer = tracer is None
         self.tracer = tracer or ambient_tracer("semkv-agent")
@@ -192,13 +185,13 @@ class KV:
         command_id: str | None = None,
         traceparent: str | None = None,
     ) -> CommandHandle:
-        """Keep chunks from being evicted. Repeated by itself when an engine process is replaced."""
+        """Keep these chunks, in place of what was kept for the session so far, from being evicted.
+
+        Repeated by itself when an engine process is replaced.
+        """
         fields = {"session": session, "ttl_s": ttl_s}
         handle = await self._command(Retain, chunk_hashes, fields, instance, domain, command_id, traceparent)
-        until = asyncio.get_running_loop().time() + ttl_s
-        kept = self._retained.setdefault(session, [])
-        kept[:] = [entry for entry in kept if entry.until > asyncio.get_running_loop().time()]
-        kept.append(_Retained(handle.domain, addressing.read_hashes(chunk_hashes), until))
+        self._retained.add(session, handle.domain, instance, addressing.read_hashes(chunk_hashes), ttl_s)
         return handle
 
     async def release(
@@ -211,9 +204,8 @@ class KV:
         traceparent: str | None = None,
     ) -> CommandHandle:
         """Give back what this client retains for the session."""
-        kept = self._retained.pop(session, [])
-        if domain is None and kept:
-            domain = kept[-1].domain
+        kept_in = self._retained.drop(session)
+        domain = kept_in if domain is None else domain
         return await self._command(Release, None, {"session": session}, instance, domain, command_id, traceparent)
 
     async def locate(
@@ -269,9 +261,12 @@ class KV:
         if wanted is not None and not addressing.surely_fits(session.nc, min(size, len(wanted))):
             none: dict[str, Any] = {"chunk_hashes": ()}
             size = min(size, addressing.room_for_hashes(session.nc, model(**base, **none, command_id=first_id)))
-        for number, start in enumerate(range(0, max(1, len(wanted or ())), size)):
+        starts = range(0, max(1, len(wanted or ())), size)
+        for number, start in enumerate(starts):
             part_id = first_id if number == 0 else (f"{first_id}-{number + 1}" if command_id else ids.uuid7())
             chunk: dict[str, Any] = {} if wanted is None else {"chunk_hashes": wanted[start : start + size]}
+            if model is Retain:
+                chunk |= {"part": number + 1, "parts": len(starts)}
             parts.append(model(**base, **chunk, command_id=part_id))
         return await self._publish(parts, target.expected, target.full, traceparent)
 
@@ -352,16 +347,12 @@ class KV:
         self._later(self._repeat(info))
 
     async def _repeat(self, info: EngineInfo) -> None:
-        now = asyncio.get_running_loop().time()
-        for name, entries in list(self._retained.items()):
-            for entry in entries:
-                if entry.domain != info.domain or entry.until <= now + 1:
-                    continue
-                fields = {"session": name, "ttl_s": max(1, int(entry.until - now))}
-                try:
-                    await self._command(Retain, entry.hashes, fields, info.instance, info.domain, None, None)
-                except BusError as error:
-                    log.warning("retaining for session %s again failed: %s", name, error)
+        for entry in self._retained.of(info):
+            fields = {"session": entry.session, "ttl_s": entry.ttl_s}
+            try:
+                await self._command(Retain, entry.hashes, fields, info.instance, info.domain, None, None)
+            except BusError as error:
+                log.warning("retaining for session %s again failed: %s", entry.session, error)
 
     # what is going on
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""retain.v1: keep these chunks from being evicted until the session releases them or the time is over."""
+"""retain.v1: keep these chunks from being evicted until the session releases them or the time is over.
+
+A retain replaces what the same client kept for the same session. One over the limit of a command comes in parts, in
+order, each a command of its own; the parts after the first add to it.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +22,5 @@ class Retain(Command):
     session: Name
     chunk_hashes: CommandHashes
     ttl_s: Positive
+    part: Positive = 1
+    parts: Positive = 1

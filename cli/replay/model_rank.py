@@ -121,7 +121,7 @@ class ModelStorage:
 
     def retain(self, client: str, session: str, hashes: tuple[int, ...], ttl_s: float, tenant: str) -> OpResult:
         with self._lock:
-            self._retained.setdefault((tenant, client, session), set()).update(hashes)
+            self._retained[(tenant, client, session)] = set(hashes)
         return OpResult(State.SUCCEEDED)
 
     def release(self, client: str, session: str, tenant: str) -> OpResult:

@@ -38,7 +38,8 @@ from semkv.consumers.storage.ops import Control, OpResult, StorageOps
 log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 1024
-RETAINS_KEPT = 4096
+RETAINED_KEPT = 262_144
+"""So many chunks are remembered to put a release behind what it conflicts with; its holder's own order always holds."""
 _LAST_WORDS_S = 0.5
 _UNANSWERABLE = {"subject", "mismatch", "too_large"}
 _OPS = {str(op) for op in Op}
@@ -59,6 +60,8 @@ class Work:
     size: int
     answers_at: str
     """Subject of its answers."""
+    retains: tuple[int, ...] = ()
+    """Of a retain: what it keeps, earlier parts included."""
     started_ns: int = 0
     accepted: bool = False
     answered: bool = False
@@ -92,6 +95,7 @@ class CommandDesk:
         self._schedule: ConflictSchedule[Work] = ConflictSchedule(self._start, threads)
         self._jobs: dict[tuple[str, str], Job[Work]] = {}
         self._retained: OrderedDict[tuple[str, str, str], tuple[int, ...]] = OrderedDict()
+        self._retained_count = 0
         self._stopping = False
         self.dropped: Counter[str] = Counter()
 
@@ -151,7 +155,7 @@ class CommandDesk:
 
     def _enqueue(self, work: Work) -> None:
         command = work.command
-        job = Job(work, command.tenant, self._keys(command), execute.reads_only(command))
+        job = Job(work, command.tenant, self._keys(work), execute.reads_only(command))
         self._jobs[(command.tenant, command.command_id)] = job
         deadline = work.control.deadline_ns
         if deadline is not None:
@@ -161,18 +165,19 @@ class CommandDesk:
         if not job.running:
             self._accept(work)
 
-    def _keys(self, command: Command) -> tuple[Any, ...]:
+    def _keys(self, work: Work) -> tuple[Any, ...]:
+        command = work.command
         if not isinstance(command, (Retain, Release)):
             return execute.keys(command, ())
         holder = (command.tenant, command.client, command.session)
-        known = self._retained.get(holder, ())
+        known = self._retained.pop(holder, ())
+        self._retained_count -= len(known)
         if isinstance(command, Retain):
-            self._retained[holder] = known + command.chunk_hashes
-            self._retained.move_to_end(holder)
-            if len(self._retained) > RETAINS_KEPT:
-                self._retained.popitem(last=False)
-        else:
-            self._retained.pop(holder, None)
+            work.retains = (*known, *command.chunk_hashes) if command.part > 1 else command.chunk_hashes
+            self._retained[holder] = work.retains
+            self._retained_count += len(work.retains)
+            while len(self._retained) > 1 and self._retained_count > RETAINED_KEPT:
+                self._retained_count -= len(self._retained.popitem(last=False)[1])
         return execute.keys(command, known)
 
     def _start(self, job: Job[Work]) -> None:
@@ -183,7 +188,7 @@ class CommandDesk:
 
         def call() -> None:
             self._tell(self._accept, work)
-            self._tell(self._ended, job, execute.run(self._ops, work.command, work.control))
+            self._tell(self._ended, job, execute.run(self._ops, work.command, work.control, work.retains))
 
         self._pool.submit(call)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
+from dataclasses import replace
 
 from semkv.bus.messages import Command, Evict, Locate, Prefetch, Release, Retain
 from semkv.bus.status import ChunkStatus, Order, State, Tier
@@ -24,10 +25,9 @@ def requested(command: Command) -> tuple[int, ...]:
 
 
 def keys(command: Command, retained: tuple[int, ...]) -> tuple[Hashable, ...]:
-    """What a command touches. A release touches what its session retained."""
+    """What a command touches. A retain and a release also touch what their session retained."""
     if isinstance(command, (Retain, Release)):
-        holder = ("session", command.client, command.session)
-        return (holder, *requested(command), *(retained if isinstance(command, Release) else ()))
+        return (("session", command.client, command.session), *requested(command), *retained)
     return requested(command)
 
 
@@ -57,10 +57,13 @@ def objection(command: Command) -> str | None:
     return None
 
 
-def run(ops: StorageOps, command: Command, control: Control) -> OpResult:
-    """Runs a command to its end. A bug in the storage is a failed result with its reason."""
+def run(ops: StorageOps, command: Command, control: Control, retains: tuple[int, ...] = ()) -> OpResult:
+    """Runs a command to its end. A bug in the storage is a failed result with its reason.
+
+    `retains` is what a retain keeps, its earlier parts included.
+    """
     try:
-        return _call(ops, command, control)
+        return _call(ops, command, control, retains)
     except Exception as error:
         log.exception("%s failed", command.type)
         reason = f"{type(error).__name__}: {error}"[:_REASON_LIMIT]
@@ -68,7 +71,7 @@ def run(ops: StorageOps, command: Command, control: Control) -> OpResult:
         return OpResult(state=State.FAILED, reason=reason, chunk_status=status)
 
 
-def _call(ops: StorageOps, command: Command, control: Control) -> OpResult:
+def _call(ops: StorageOps, command: Command, control: Control, retains: tuple[int, ...]) -> OpResult:
     if isinstance(command, Prefetch):
         assert isinstance(command.order, Order)
         assert isinstance(command.tier, Tier)
@@ -96,7 +99,10 @@ def _call(ops: StorageOps, command: Command, control: Control) -> OpResult:
     if isinstance(command, Locate):
         return ops.locate(command.chunk_hashes, tenant=command.tenant)
     if isinstance(command, Retain):
-        return ops.retain(command.client, command.session, command.chunk_hashes, float(command.ttl_s), command.tenant)
+        kept = retains or command.chunk_hashes
+        result = ops.retain(command.client, command.session, kept, float(command.ttl_s), command.tenant)
+        asked = len(command.chunk_hashes)  # statuses are of this part's chunks
+        return replace(result, chunk_status=result.chunk_status[len(kept) - asked :]) if len(kept) > asked else result
     if isinstance(command, Release):
         return ops.release(command.client, command.session, command.tenant)
     return OpResult(state=State.REJECTED, reason=f"{command.type} is not an operation of this rank")

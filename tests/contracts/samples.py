@@ -97,5 +97,5 @@ SAMPLES: tuple[Message, ...] = (
         trace_id="0af7651916cd43dd8448eb211c80319c", chunk_tiers=((Tier.CPU, Tier.DISK), (), (Tier.REMOTE,)),
         hash_domain=DOMAIN,
     ),
-    Retain(**_COMMAND, session="s-1", chunk_hashes=HASHES, ttl_s=600),
+    Retain(**_COMMAND, session="s-1", chunk_hashes=HASHES, ttl_s=600, part=1, parts=2),
 )  # fmt: skip

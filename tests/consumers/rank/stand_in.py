@@ -144,9 +144,9 @@ class StandInStorage:
     def retain(self, client: str, session: str, hashes: tuple[int, ...], ttl_s: float, tenant: str) -> OpResult:
         self._enter("retain", hashes)
         with self.lock:
-            self.retained.setdefault((tenant, client, session), set()).update(hashes)
+            self.retained[(tenant, client, session)] = set(hashes)
         self._leave()
-        return OpResult(State.SUCCEEDED)
+        return OpResult(State.SUCCEEDED, chunk_status=(ChunkStatus.ALREADY_THERE,) * len(hashes))
 
     def release(self, client: str, session: str, tenant: str) -> OpResult:
         self._enter("release", ())

@@ -272,17 +272,6 @@ async def test_a_rank_that_dies_in_the_middle_is_named_once_its_successor_speaks
     assert (await (await kv.prefetch([2])).result(30)).ok
 
 
-async def test_a_new_process_of_a_rank_is_told_what_is_retained(make_rank: MakeRank, kv: KV) -> None:
-    first = make_rank(StandInStorage(disk=[1]))
-    assert (await (await kv.retain("s", [1, 2], ttl_s=600)).result(30)).ok
-    first.stop(5)
-    second = StandInStorage(disk=[1])
-    make_rank(second)
-    while not second.retained:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
-    assert second.retained == {("default", kv.client, "s"): {1, 2}}
-
-
 @pytest.mark.parametrize("minutes", [-7, 7])
 async def test_clock_skew_of_minutes_does_no_harm(
     make_rank: MakeRank, kv: KV, monkeypatch: pytest.MonkeyPatch, minutes: int
