@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semkv.bus.status import ChunkStatus, State, Tier
-from semkv.consumers.storage import disk_entries, files, hot
+from semkv.consumers.storage import device, disk_entries, files, hot
 from semkv.consumers.storage.backends import Backends
 from semkv.consumers.storage.ops import Control, OpResult
 from semkv.consumers.storage.steps import StepClock
@@ -69,14 +69,17 @@ class Evict:
         tiers: tuple[Tier, ...],
         control: Control,
         remote: RemoteRemover | None,
+        stage: device.Stage | None = None,
     ) -> None:
         self._backends = backends
         self._rules = rules
         self._requested = hashes
         self._hashes = tuple(dict.fromkeys(hashes))
-        self._tiers = tiers
+        # A device copy goes with its DDR object: if both are named, it is taken before.
+        self._tiers = tuple(sorted(tiers, key=lambda tier: tier is not Tier.DEVICE))
         self._control = control
         self._remote = remote
+        self._stage = stage
         self._clock = StepClock()
         self._bytes: dict[str, int] = {}
         self._reasons: dict[str, None] = {}
@@ -121,6 +124,8 @@ class Evict:
         if not dry_run:
             self._wait_for_put(key)
         words = [self._from_tier(tier, key, dry_run) for tier in self._tiers]
+        if Tier.DEVICE in self._tiers and Tier.CPU in self._tiers and words[self._tiers.index(Tier.CPU)] in _GOOD:
+            words[0] = ChunkStatus.REMOVED if words[0] is ChunkStatus.IN_USE else words[0]  # it went all the same
         words += [self._unknown_backend(name) for name in self._backends.others()]
         return worst(word for word in words if word is not None)
 
@@ -138,13 +143,15 @@ class Evict:
     def _from_tier(self, tier: Tier, key: Any, dry_run: bool) -> ChunkStatus | None:
         try:
             if tier is Tier.CPU:
-                word, size = self._look_in_cpu(key) if dry_run else hot.remove(self._backends.cpu, key)
+                word, size = self._from_cpu(key, dry_run)
             elif tier is Tier.DISK:
                 word, size = self._from_disk(key, dry_run)
             elif tier is Tier.REMOTE:
                 word, size = self._from_remote(key, dry_run)
+            elif self._stage is not None:
+                word, size = device.remove(self._backends, self._stage, key, dry_run=dry_run)
             else:
-                self._say(f"tier {tier} is not operated on")
+                self._say(f"tier {tier} is not operated on: this rank has no device stage")
                 return ChunkStatus.UNSUPPORTED
         except Exception as error:
             self._say(f"{tier}: {type(error).__name__}: {error}")
@@ -152,6 +159,13 @@ class Evict:
         if word is ChunkStatus.REMOVED:
             self._bytes[str(tier)] = self._bytes.get(str(tier), 0) + size
         return word
+
+    def _from_cpu(self, key: Any, dry_run: bool) -> tuple[ChunkStatus, int]:
+        beside = device.bytes_of(self._backends, self._stage, key)
+        word, size = self._look_in_cpu(key) if dry_run else hot.remove(self._backends.cpu, key)
+        if beside and word is ChunkStatus.REMOVED:
+            self._bytes[str(Tier.DEVICE)] = self._bytes.get(str(Tier.DEVICE), 0) + beside
+        return word, size
 
     def _look_in_cpu(self, key: Any) -> tuple[ChunkStatus, int]:
         cpu = self._backends.cpu

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
-from semkv.consumers.storage import estimate, sources
+from semkv.consumers.storage import device, estimate, sources
 from semkv.consumers.storage.backends import LOCAL_TIERS, Backends
 from semkv.consumers.storage.evict import Evict, EvictRules, RemoteRemover
 from semkv.consumers.storage.inflight import InFlight
@@ -72,6 +72,7 @@ class LMCacheStorage:
         self._forest = forest
         self._watch = watch
         self._inflight = InFlight()
+        self._to_device = InFlight()
         self._rates: dict[str, float] = {}
 
     @property
@@ -92,10 +93,12 @@ class LMCacheStorage:
         tenant: str = "default",
         session: str | None = None,
     ) -> OpResult:
-        """Bring chunks to DDR (see `prefetch.Prefetch`)."""
+        """Bring chunks to DDR (see `prefetch.Prefetch`), and from there to the device (see `device.StagePrefetch`)."""
         refusal = self._backends.unsupported_mode()
-        if refusal is None and tier is not Tier.CPU:
-            refusal = f"tier {tier} cannot be prefetched to: the tiers of this rank are cpu"
+        if refusal is None and tier is Tier.DEVICE:
+            refusal = device.refusal(self._backends.engine)
+        elif refusal is None and tier is not Tier.CPU:
+            refusal = f"tier {tier} cannot be prefetched to: use {Tier.CPU} or {Tier.DEVICE}"
         if refusal is not None:
             return _refused(refusal, hashes)
         rules = PrefetchRules(
@@ -104,7 +107,13 @@ class LMCacheStorage:
             idle=self._forest.idle,
         )
         if dry_run:
-            return self._dry_run(hashes, rules, order, budget_bytes)
+            planned = self._dry_run(hashes, rules, order, budget_bytes)
+            if tier is Tier.DEVICE and (stage := self._stage) is not None:
+                size_of = self._size_of
+                planned = device.dry_run(
+                    planned, self._backends, stage, hashes=hashes, budget_bytes=budget_bytes, size_of=size_of
+                )
+            return planned
         result = Prefetch(
             self._backends,
             self._inflight,
@@ -116,8 +125,17 @@ class LMCacheStorage:
             find=self._find,
             watch=self._watch,
         ).run()
+        if tier is Tier.DEVICE and (stage := self._stage) is not None:
+            onwards = device.StagePrefetch(
+                self._backends, stage, self._to_device, order=order, budget_bytes=budget_bytes
+            )
+            result = onwards.run(hashes, result, control or Control())
         self._learn_rates(result)
         return result
+
+    @property
+    def _stage(self) -> device.Stage | None:
+        return device.stage_of(self._backends.engine)
 
     def _learn_rates(self, result: OpResult) -> None:
         for step in result.steps:
@@ -179,6 +197,7 @@ class LMCacheStorage:
             tiers=LOCAL_TIERS if tiers is None else tuple(dict.fromkeys(tiers)),
             control=control or Control(),
             remote=self._remote(),
+            stage=self._stage,
         ).run(dry_run=dry_run)
 
     def _remote(self) -> RemoteRemover | None:
@@ -204,6 +223,8 @@ class LMCacheStorage:
         with cpu.cpu_lock:
             memory_obj = cpu.hot_cache.get(key)
             held = [Tier.CPU] if memory_obj is not None and memory_obj.is_valid() else []
+        if device.bytes_of(self._backends, self._stage, key) is not None:
+            held.insert(0, Tier.DEVICE)
         if sources.size_on_disk(self._backends.disk, key) is not None:
             held.append(Tier.DISK)
         remote = remote_tier(self._backends.remote)
@@ -239,6 +260,9 @@ class LMCacheStorage:
             found.append(
                 TierInfo(str(Tier.DISK), int(disk.max_cache_size), int(disk.current_cache_size), len(disk.dict))
             )
+        if (stage := self._stage) is not None:
+            used, copies = stage.usage()
+            found.append(TierInfo(str(Tier.DEVICE), stage.capacity, used, copies))
         return found
 
 
