@@ -121,7 +121,7 @@ class FinishedStream:
             return None
         if not isinstance(event, Finished):
             return None
-        new, gap = self._detector.event(event.instance, event.epoch, event.seq, event.part)
+        new, gap = self._detector.event(event.instance, event.epoch, event.seq, event.part, event.parts)
         self._told(gap)
         if not new:
             return None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding lost events by their sequence numbers.
 
-An engine process counts a tenant's events; a heartbeat tells the newest number. A number that is skipped is a gap at
-once; one at the tail is a gap when the next heartbeat still finds it missing, since an event may be on its way while a
-heartbeat is sent. What came before the first number seen of an instance is not judged. Not thread-safe.
+An engine process counts a tenant's events; the parts of one share its number; a heartbeat tells the newest number. A
+number that is skipped is a gap at once, and so is one of which not every part came before the next. At the tail it is
+a gap when the next heartbeat still finds it missing, since an event may be on its way while a heartbeat is sent. What
+came before the first number seen of an instance is not judged. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ class _Source:
     epoch: int
     last: int
     part: int = 0
+    missing_parts: int = 0
+    """How many parts of the last event have not come."""
     tail: int = 0
+
+    @property
+    def first_missing(self) -> int:
+        """The oldest number that is not there, or not whole."""
+        return self.last if self.missing_parts > 0 else self.last + 1
 
 
 class GapDetector:
@@ -38,13 +46,20 @@ class GapDetector:
     def __init__(self) -> None:
         self._sources: OrderedDict[str, _Source] = OrderedDict()
 
-    def event(self, instance: str, epoch: int, seq: int, part: int) -> tuple[bool, Gap | None]:
-        """(whether the event is new, the gap before it)."""
+    def event(self, instance: str, epoch: int, seq: int, part: int, parts: int = 1) -> tuple[bool, Gap | None]:
+        """(whether this part of an event is new, the gap before it)."""
+        begun = instance not in self._sources  # perhaps in the middle of an event
         source = self._source(instance, epoch, seq - 1)
         if source is None or (seq, part) <= (source.last, source.part):
             return False, None
-        gap = Gap(instance, epoch, source.last + 1, seq - 1) if seq > source.last + 1 else None
-        source.last, source.part = seq, part
+        gap = None
+        if seq > source.last:
+            if source.first_missing < seq:
+                gap = Gap(instance, epoch, source.first_missing, seq - 1)
+            source.last, source.missing_parts = seq, parts - part if begun else parts - 1
+        else:
+            source.missing_parts -= 1
+        source.part = part
         return True, gap
 
     def heartbeat(self, instance: str, epoch: int, last_seq: int) -> Gap | None:
@@ -53,9 +68,9 @@ class GapDetector:
         if source is None:
             return None
         gap = None
-        if source.tail > source.last:
-            gap = Gap(instance, epoch, source.last + 1, source.tail)
-            source.last, source.part = source.tail, 1 << 30
+        if source.tail >= source.first_missing:
+            gap = Gap(instance, epoch, source.first_missing, source.tail)
+            source.last, source.part, source.missing_parts = source.tail, 1 << 30, 0
         source.tail = max(source.tail, last_seq)
         return gap
 

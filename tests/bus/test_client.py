@@ -109,6 +109,24 @@ def test_a_tail_loss_is_a_gap_at_the_second_heartbeat() -> None:
     assert gaps.event("i", 1, 5, 1) == (False, None)  # late words of the old one
 
 
+def test_an_event_that_did_not_come_whole_is_a_gap() -> None:
+    gaps = GapDetector()
+    assert gaps.event("i", 1, 1, 2, 3) == (True, None)  # begun in its middle: what was before is not judged
+    assert gaps.event("i", 1, 1, 3, 3) == (True, None)
+    assert gaps.event("i", 1, 2, 1, 3) == (True, None)
+    assert gaps.event("i", 1, 2, 3, 3) == (True, None)
+    assert gaps.event("i", 1, 3, 1, 1) == (True, Gap("i", 1, 2, 2))  # its second part never came
+    assert gaps.event("i", 1, 4, 2, 2) == (True, None)
+    assert gaps.event("i", 1, 6, 1, 2) == (True, Gap("i", 1, 4, 5))
+    assert gaps.heartbeat("i", 1, 6) is None  # the rest may be on its way
+    assert gaps.heartbeat("i", 1, 6) == Gap("i", 1, 6, 6)
+    assert gaps.event("i", 1, 6, 2, 2) == (False, None)
+    assert gaps.event("i", 1, 7, 1, 2) == (True, None)
+    assert gaps.event("i", 1, 7, 2, 2) == (True, None)
+    assert gaps.heartbeat("i", 1, 7) is None
+    assert gaps.heartbeat("i", 1, 7) is None
+
+
 async def test_parts_are_put_together(nats_server: EmbeddedServer, nc: Client) -> None:
     async with connect(nats_server.url) as kv:
         stream = kv.finished()
