@@ -258,6 +258,8 @@ async def _try_once(settings: BusSettings, options: dict[str, Any], link: Link) 
     client.options["max_reconnect_attempts"] = -1
     if len(settings.urls) > 1:
         client.set_server_pool(settings.urls)  # the first tries may have dropped servers that were down
+        if client._current_server is not None:  # which is a new object now, and knows nothing of the server
+            client._current_server.server_version = client._server_info.get("version")
     return client
 
 
