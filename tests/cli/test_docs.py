@@ -8,7 +8,6 @@ Ctrl-C are parsed, not run: the container test and their own tests run them.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shlex
 import textwrap
@@ -23,7 +22,7 @@ from typer.testing import CliRunner
 from semkv.bus.embedded import EmbeddedServer
 from semkv.cli.app import app
 from semkv.consumers.rank import RankWorker
-from tests.consumers.gateway.conftest import Gateway, gateway, rank_of, settings
+from tests.consumers.gateway.conftest import gateway, rank_of, settings
 from tests.consumers.rank.stand_in import StandInStorage
 
 __all__ = ["gateway", "rank_of", "settings"]
@@ -83,19 +82,3 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-async def test_the_dashboard_asks_for_metrics_that_exist(gateway: Gateway) -> None:
-    served = (await gateway.client.get("/metrics")).text
-    known = set(re.findall(r"^# TYPE (\w+)", served, re.M))
-    board = json.loads((ROOT / "docker/grafana/semkv.json").read_text())
-    asked = {
-        name
-        for panel in board["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"semkv_\w+", target["expr"])
-    }
-    assert asked
-    for name in asked:
-        base = re.sub(r"_bucket$", "", name)
-        assert base in known or base.removesuffix("_total") in known, f"{name} is no metric of the gateway"

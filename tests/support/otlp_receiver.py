@@ -21,6 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 _UNITS = {"By": "_bytes", "s": "_seconds"}
+_PARTS = ("bucket", "count", "sum")
 
 
 class Came(NamedTuple):
@@ -107,14 +108,19 @@ class OtlpReceiver:
 
     def prometheus_names(self) -> set[str]:
         """What Prometheus, which takes OTLP, names these series."""
-        names = set()
+        return set(self.prometheus_series())
+
+    def prometheus_series(self) -> dict[str, set[str]]:
+        """The same with the labels of each."""
+        series = {}
         for name, came in self.metrics.items():
             base = name.replace(".", "_") + _UNITS.get(came.unit, "")
+            labels = {key.replace(".", "_") for values in came.values for key, _ in values}
             if came.kind == "histogram":
-                names |= {f"{base}_{part}" for part in ("bucket", "count", "sum")}
+                series |= {f"{base}_{part}": labels | ({"le"} if part == "bucket" else set()) for part in _PARTS}
             else:
-                names.add(f"{base}_total" if came.monotonic else base)
-        return names
+                series[f"{base}_total" if came.monotonic else base] = labels
+        return series
 
 
 def _text(value: Any) -> str:
