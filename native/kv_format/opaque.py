@@ -6,6 +6,7 @@ Only whole blocks can be moved, and only to an engine with the same layout tag (
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
@@ -31,7 +32,7 @@ class OpaquePageSpec(KVFormatSpec):
 
     def _plane(self, part: torch.Tensor, axes: list[str], block_size: int | None) -> PlaneView:
         size = part.element_size()
-        block = part[0].numel() * size if part.shape[0] else 0
+        block = math.prod(part.shape[1:]) * size
         return PlaneView(
             base=part.data_ptr(),
             blocks=int(part.shape[0]),

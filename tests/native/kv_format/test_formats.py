@@ -48,7 +48,32 @@ def test_every_format_of_the_core_has_a_spec_and_no_other() -> None:
     assert set(all_specs()) == set(_core.all_formats()) == set(EngineKVFormat)
     assert [int(fmt) for fmt in EngineKVFormat] == list(range(len(EngineKVFormat)))
     assert {get_spec_class(value).format for value in range(len(EngineKVFormat))} == set(EngineKVFormat)
-    assert set(all_detectors()) == {EngineType.VLLM, EngineType.SGLANG, EngineType.TRTLLM, EngineType.ATOM}
+    assert set(all_detectors()) == set(EngineType) - {EngineType.MOCK}
+
+
+def test_a_file_for_each_format_and_for_each_engine() -> None:
+    for fmt, spec in all_specs().items():
+        assert spec.__module__ == f"semkv.native.kv_format.specs.{fmt.name.lower()}"
+    for engine, detector in all_detectors().items():
+        assert type(detector).__module__ == f"semkv.native.kv_format.detectors.{engine.value}"
+
+
+NAMES = """
+AttnWindowDesc EngineGroupInfo EngineKVFormat EngineType KVLayerGroupsManager KernelGroupIdentity KernelGroupInfo
+LayoutHints ObjectGroupInfo PageBufferShapeDesc assert_contiguous attempt_permute_to_contiguous_view detect_format
+extract_kv_cache_shapes format_kvcache_shape_spec get_attention_backend get_block_size get_concrete_engine_kv_shape
+get_concrete_engine_kv_shape_from_shape_desc get_device get_dtype get_elements_per_layer
+get_engine_kv_shape_description get_group_data_ptrs get_head_size get_hidden_dim_size get_kv_size get_num_blocks
+get_num_heads get_num_layers get_page_buffer_size get_shape_and_dtype get_spec get_spec_class get_tokens_per_layer
+group_layers_by_identity make_page_buffer_shape_desc measure_list_depth_until_tensor
+normalize_and_discover_per_layer_formats normalize_kv_and_discover_format parse_kvcache_shape_spec
+resolve_block_stride_and_log_layout
+"""
+
+
+def test_the_front_has_the_names_that_lmcache_users_know() -> None:
+    assert set(NAMES.split()) - set(layout.__all__) == set()
+    assert all(hasattr(layout, name) for name in layout.__all__)
 
 
 def test_the_stub_names_what_the_core_has() -> None:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,68 +15,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semkv.native import _core
-from semkv.native.kv_format.spec import parse_name
 from semkv.native.layout import EngineKVFormat, LayoutError
 from semkv.native.transfer.cpu import BlockTransfer, RowTransfer
 from tests.native.transfer import reference
+from tests.native.transfer.caches import Sizes, build, clone, noise
 
 F = EngineKVFormat
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.float8_e4m3fn]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.uint8,
+    torch.int8,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
 ROWS = [fmt for fmt in F if not _core.is_opaque(fmt)]
 OPAQUE = [F.NL_X_NB_PAGE, F.NL_X_TWO_NB_PAGE]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-_random = torch.Generator().manual_seed(5)
-
-
-@dataclass
-class Sizes:
-    nb: int
-    nl: int
-    bs: int
-    nh: int
-    hs: int
-    dtype: torch.dtype
-    padding: int  # blocks left out between blocks, where the format has blocks as an axis
-    widths: tuple[int, ...] = (5, 3)
-
-
-def noise(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    wide = (*shape[:-1], shape[-1] * dtype.itemsize)
-    return torch.randint(0, 256, wide, dtype=torch.uint8, generator=_random).view(dtype)
-
-
-def page(axes: tuple[str, ...], s: Sizes, width: int | None = None) -> torch.Tensor:
-    size = {"NB": s.nb, "NL": s.nl, "BS": s.bs, "NH": s.nh, "TWO": 2, "ONE": 1, "NBBS": s.nb * s.bs, "CS": 2 * s.hs}
-    size |= {"HS": width or s.hs, "NZ": s.nh, "C0": 16}
-    step = s.padding + 1
-    shape = tuple(size[axis] * (step if axis == "NB" else 1) for axis in axes)
-    tensor = noise(shape, s.dtype)
-    return tensor[tuple(slice(None, None, step) if axis == "NB" else slice(None) for axis in axes)]
-
-
-def build(fmt: EngineKVFormat, s: Sizes) -> Any:
-    levels, axes = parse_name(fmt.name)
-    if fmt == F.NL_X_NB_BSV_BSS:
-        return [noise((s.nb * (s.padding + 1), s.bs, 132), torch.uint8)[:: s.padding + 1] for _ in range(s.nl)]
-    axes = {F.NL_X_NB_PAGE: ("NB", "NH", "BS", "CS")}.get(fmt, axes)
-    axes = {F.NL_X_TWO_NB_PAGE: ("TWO", "NB", "NH", "BS", "HS")}.get(fmt, axes)
-    kinds: dict[tuple[str, ...], Callable[[], Any]] = {
-        (): lambda: page(axes, s),
-        ("NL",): lambda: [page(axes, s) for _ in range(s.nl)],
-        ("TWO", "NL"): lambda: [[page(axes, s) for _ in range(s.nl)] for _ in range(2)],
-        ("NL", "TWO"): lambda: [[page(axes, s), page(axes, s, s.hs + 1)] for _ in range(s.nl)],
-        ("NL", "NP"): lambda: [[page(axes, s, width) for width in s.widths] for _ in range(s.nl)],
-    }
-    return kinds[levels]()
-
-
-def clone(cache: Any) -> Any:
-    """The same strides, other memory."""
-    if isinstance(cache, torch.Tensor):
-        fresh = torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8).view(cache.dtype)
-        return fresh.as_strided(cache.shape, cache.stride(), cache.storage_offset())
-    return [clone(entry) for entry in cache]
-
 
 sizes = st.builds(
     Sizes,
@@ -258,23 +216,65 @@ def test_offsets_are_64_bit() -> None:
         assert int(obj.min()) == 3
 
 
-def test_the_interpreter_runs_while_bytes_move() -> None:
-    """The GIL is released: a thread that only counts goes on while another copies. No time is judged."""
+@pytest.mark.parametrize("released", [True, False], ids=["transfer", "control"])
+def test_the_interpreter_runs_while_bytes_move(released: bool) -> None:
+    """The GIL is released: with switching by time put off, another thread runs only if the copying one lets it.
+
+    The control copies the same bytes through a call that keeps the GIL: nobody else runs before it has ended.
+    """
     pages = torch.zeros(64, 1, 1 << 20, dtype=torch.uint8)
     transfer = BlockTransfer([pages], F.NL_X_NB_BS_HS)
     obj = torch.zeros(64 << 20, dtype=torch.uint8)
-    inside, stop, seen = threading.Event(), threading.Event(), 0
+    ids = torch.arange(64)
+    keeps = ctypes.PyDLL(None).memmove
+    inside, ended, seen = threading.Event(), False, None
 
     def copy() -> None:
-        while not stop.is_set():
-            inside.set()
-            transfer.gather(list(range(64)), obj)
+        nonlocal ended
+        inside.set()
+        for _ in range(30):
+            if released:
+                transfer.gather(ids, obj)
+            else:
+                keeps(ctypes.c_void_p(obj.data_ptr()), ctypes.c_void_p(pages.data_ptr()), ctypes.c_size_t(64 << 20))
+        ended = True
 
-    worker = threading.Thread(target=copy)
-    worker.start()
-    inside.wait()
-    for _ in range(1000):
-        seen += 1
-    stop.set()
-    worker.join()
-    assert seen == 1000
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        worker = threading.Thread(target=copy)
+        worker.start()
+        inside.wait()
+        seen = not ended
+        worker.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == released
+
+
+def test_a_copy_needs_no_memory_of_its_own() -> None:
+    """Straight into the object: no room for a second one is there."""
+    program = """
+import resource, torch
+from semkv.native.layout import EngineKVFormat as F
+from semkv.native.transfer.cpu import BlockTransfer, RowTransfer
+size = 128 << 20
+pages, obj = torch.ones(128, 16, size // 2048, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+ids = list(reversed(range(128)))
+movers = [RowTransfer([pages], F.NL_X_NB_BS_HS), BlockTransfer([pages], F.NL_X_NB_BS_HS)]
+torch.set_num_threads(1)
+pages.index_select(0, torch.arange(1))
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (16 << 20),) * 2)
+movers[0].gather(ids, 2048, obj)
+movers[0].scatter(ids, 2048, obj)
+movers[1].gather(ids, obj)
+movers[1].scatter(ids, obj)
+assert int(obj.min()) == 1
+try:
+    obj.copy_(pages.index_select(0, torch.tensor(ids)).view(-1))
+except RuntimeError as error:
+    print("SMALL" if "alloc" in str(error) else error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "SMALL" in done.stdout, done.stdout + done.stderr
