@@ -75,6 +75,6 @@ def _take(event: Any, metrics: Metrics, lost: GapDetector) -> None:
     if isinstance(event, Outcome):
         metrics.outcome(event)
     if isinstance(event, Finished):
-        _, gap = lost.event(event.instance, event.epoch, event.seq, event.part)
+        _, gap = lost.event(event.instance, event.epoch, event.seq, event.part, event.parts)
     if gap is not None:
         metrics.lost.labels(gap.instance).inc(gap.last - gap.first + 1)
