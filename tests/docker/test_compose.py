@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -222,6 +223,45 @@ def test_ascend_replaces_the_engine_and_nothing_else(docker_compose: str, servic
     assert {name: s for name, s in over.items() if name != "engine"} == {
         name: s for name, s in services.items() if name != "engine"
     }
+
+
+def test_ascend_has_the_devices_mounts_and_command_of_the_page(docker_compose: str) -> None:
+    """The `docker run` of docs/engine.md, read as a shell would."""
+    page = (ROOT / "docs" / "engine.md").read_text()
+    (block,) = (block for block in page.split("```") if block.lstrip().startswith("docker run"))
+    words = shlex.split(block.replace("\\\n", " "))
+    engine = yaml.safe_load(config(docker_compose, COMPOSE, ASCEND, ASCEND_IMAGE="a", MODEL="/models/q").stdout)
+    engine = engine["services"]["engine"]
+
+    def given(option: str) -> list[str]:
+        return [words[place + 1] for place, word in enumerate(words) if word == option]
+
+    devices = {device["source"] if isinstance(device, dict) else device for device in engine["devices"]}
+    assert devices == {name for name in given("--device") if name != "/dev/davinci1"}  # the page shows two NPUs
+    of_the_driver = {mount.split(":")[1].rstrip("/") for mount in given("-v") if not mount.startswith("/data")}
+    of_the_driver -= {"/etc/lmcache.yaml"}
+    mounts = {volume["target"]: volume for volume in engine["volumes"]}
+    assert of_the_driver <= mounts.keys() and all(mounts[target]["read_only"] for target in of_the_driver)
+    assert {"/models", "/etc/lmcache.yaml"} <= mounts.keys()
+    for name, _, value in (pair.partition("=") for pair in given("-e")):
+        assert name in engine["environment"], name
+        if name not in {"ASCEND_RT_VISIBLE_DEVICES", "SEMKV_NATS_URL"}:
+            assert engine["environment"][name] == value
+    assert engine["entrypoint"][:2] == words[words.index("vllm") :][:2]
+    command = engine["command"]
+    assert f"--block-size={given('--block-size')[0]}" in command
+    (theirs,), ours = given("--kv-transfer-config"), command[command.index("--kv-transfer-config") + 1]
+    assert {**json.loads(ours), "engine_id": ""} == {**json.loads(theirs), "engine_id": ""}
+    settings = yaml.safe_load((ROOT / "docker" / "lmcache-ascend.yaml").read_text())
+    assert settings["chunk_size"] % int(given("--block-size")[0]) == 0
+
+
+def test_ascend_is_not_built_and_not_held_to_what_a_driver_cannot_live_with(docker_compose: str) -> None:
+    engine = yaml.safe_load(config(docker_compose, COMPOSE, ASCEND, ASCEND_IMAGE="a", MODEL="/models/q").stdout)
+    engine = engine["services"]["engine"]
+    assert "build" not in engine and not engine.get("cap_drop") and engine["user"] == "root"
+    assert engine["shm_size"] == str(16 << 30) and engine["ulimits"]["memlock"] == -1
+    assert engine["healthcheck"]["test"], "the base file's"
 
 
 def stages_of(text: str) -> dict[str, list[str]]:
