@@ -8,48 +8,50 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SPEC = """# SPDX-License-Identifier: Apache-2.0
-from semkv.native.kv_format.spec import KVFormatSpec
-from semkv.native.kv_format.types import EngineKVFormat
-
-
-class NlXNbNhHsBs(KVFormatSpec):
-    format = EngineKVFormat.NL_X_NB_NH_HS_BS
-    producers = ("an engine of this test",)
-"""
-DETECTOR = """# SPDX-License-Identifier: Apache-2.0
-from semkv.native.kv_format.detector import EngineDetector, one_format
-from semkv.native.kv_format.types import EngineKVFormat, EngineType, LayoutError
-
-
-class NewDetector(EngineDetector):
-    engine = EngineType.NEWCOMER
-
-    def discover(self, kv_caches, layout_hints):
-        for index, entry in enumerate(kv_caches):
-            if entry.dim() != 4:
-                raise LayoutError(f"layer {index}: not [NB, NH, HS, BS]")
-        return one_format([EngineKVFormat.NL_X_NB_NH_HS_BS] * len(kv_caches), kv_caches)
-"""
+FORMAT = "NL_X_NB_BS_ONE_NH_HS"
+"""A token with an axis of one before its heads: [NB, BS, 1, NH, HS]. No engine has it."""
 PROGRAM = """
 import torch
 from semkv.native import _core, layout
 F = layout.EngineKVFormat
-layers = [torch.zeros(7, 2, 4, 3) for _ in range(5)]
+layers = [torch.zeros(7, 3, 1, 2, 4) for _ in range(5)]
 fmt, found = layout.normalize_kv_and_discover_format(layers, layout.EngineType.NEWCOMER)
-assert fmt.name == "NL_X_NB_NH_HS_BS" and int(fmt) == 22, fmt
+assert fmt.name == "FORMAT" and int(fmt) == 22, fmt
 assert layout.get_num_blocks(found, fmt) == 7 and layout.get_block_size(found, fmt) == 3
-assert layout.get_hidden_dim_size(found, fmt) == 8
-assert layout.get_concrete_engine_kv_shape(found, fmt) == "5 x [7, 2, 4, 3]"
-assert _core.is_layer_list(fmt) and not _core.is_mla(fmt) and _core.kv_size(fmt) == 1
+assert layout.get_hidden_dim_size(found, fmt) == 8 and layout.get_kv_size(found, fmt) == 1
+assert layout.get_concrete_engine_kv_shape(found, fmt) == "5 x [7, 3, 1, 2, 4]"
+try:
+    layout.normalize_kv_and_discover_format(layers[0][0], layout.EngineType.NEWCOMER)
+    raise SystemExit("a refusal was expected")
+except layout.LayoutError:
+    pass
 assert _core.__file__.startswith("TREE"), _core.__file__
 print("ADDED")
+import pytest
+# "The tests over all formats do the rest", of the new one and of what lists them all.
+tests = "tests/native"
+raise SystemExit(pytest.main([
+    "-v", "-p", "no:cacheprovider", "-k", "FORMAT or core_has or stub_names or a_file_for_each",
+    f"{tests}/kv_format/test_formats.py", f"{tests}/kv_format/test_detection.py", f"{tests}/kv_format/test_groups.py",
+    f"{tests}/kv_format/test_where_lmcache_is_wrong.py", f"{tests}/transfer/test_cpu.py",
+]))
 """
+GUIDE = ROOT / "docs" / "kv_format.md"
+
+
+def example(number: int) -> str:
+    """The guide's own code, the `number`th block of Python under a heading that begins with Adding."""
+    text = GUIDE.read_text(encoding="utf-8")
+    blocks = re.findall(
+        r"^ *```python\n(.*?)^ *```$", text[text.index("## Adding a format") :], re.DOTALL | re.MULTILINE
+    )
+    return "# SPDX-License-Identifier: Apache-2.0\n" + textwrap.dedent(blocks[number])
 
 
 def edit(path: Path, before: str, after: str) -> None:
@@ -60,34 +62,44 @@ def edit(path: Path, before: str, after: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_format_and_an_engine_are_added_by_the_guide(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "kv_format.md").read_text(encoding="utf-8")
-    for step in ("kFormats", "_core.pyi", "native/kv_format/specs/", "native/kv_format/detectors/", "EngineType"):
-        assert step in guide
-    tree = tmp_path / "semkv"
-    shutil.copytree(ROOT / "native", tree / "native", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    native = tree / "native"
+    native, tests = tmp_path / "semkv" / "native", tmp_path / "tests" / "native"
+    without = shutil.ignore_patterns("__pycache__", "*.so", "connector", "acl_emulator", "core")
+    shutil.copytree(ROOT / "native", native, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copytree(ROOT / "tests" / "native", tests, ignore=without)
+    (tmp_path / "tests" / "__init__.py").touch()
 
-    # Adding a format: the member and its facts, the spec's file.
+    # Adding a format, step 1: the member and its facts at the end, and the stub.
     header = native / "core" / "kv_format.h"
-    edit(header, "  NL_X_TWO_NB_PAGE = 21,\n", "  NL_X_TWO_NB_PAGE = 21,\n  NL_X_NB_NH_HS_BS = 22,\n")
+    edit(header, "  NL_X_TWO_NB_PAGE = 21,\n", f"  NL_X_TWO_NB_PAGE = 21,\n  {FORMAT} = 22,\n")
     text = header.read_text(encoding="utf-8")
     end = re.search(r"\n};\n\nconstexpr const FormatFacts& facts", text)
     assert end is not None
     fact = (
-        '\n    FormatFacts{.format = detail::NL_X_NB_NH_HS_BS, .name = "NL_X_NB_NH_HS_BS", '
+        f'\n    FormatFacts{{.format = detail::{FORMAT}, .name = "{FORMAT}", '
         ".structure = detail::layer_list, .kv_size = 1},"
     )
     header.write_text(text[: end.start()] + fact + text[end.start() :], encoding="utf-8")
-    (native / "kv_format" / "specs" / "nl_x_nb_nh_hs_bs.py").write_text(SPEC, encoding="utf-8")
-    # Adding an engine: the member, the detector's file.
+    edit(native / "_core.pyi", "    NL_X_TWO_NB_PAGE = 21\n", f"    NL_X_TWO_NB_PAGE = 21\n    {FORMAT} = 22\n")
+    # Step 2: the spec's file, which is the guide's example with the new name in place of the old.
+    spec = example(0).replace("NL_X_NB_BS_NH_HS", FORMAT)
+    (native / "kv_format" / "specs" / f"{FORMAT.lower()}.py").write_text(spec, encoding="utf-8")
+    # Step 3: its shape, and how the engine hands it in.
+    shapes = tests / "kv_format" / "shapes.py"
+    edit(shapes, "    simple = {\n", f"    simple = {{\n        F.{FORMAT}: (NB, BS, 1, NH, HS),\n")
+    start = "    engines: dict[EngineKVFormat, tuple[EngineType, LayoutHints]] = {\n"
+    edit(shapes, start, f"{start}        F.{FORMAT}: (EngineType.NEWCOMER, {{}}),\n")
+
+    # Adding an engine, step 1: the member. Step 2: the detector's file, again the guide's example.
     types = native / "kv_format" / "types.py"
     edit(types, '    MOCK = "mock"\n', '    MOCK = "mock"\n    NEWCOMER = "newcomer"\n')
-    (native / "kv_format" / "detectors" / "newcomer.py").write_text(DETECTOR, encoding="utf-8")
+    detector = example(1).replace("ATOM", "NEWCOMER").replace("NL_X_NB_BS_HS", FORMAT).replace("!= 3", "!= 5")
+    (native / "kv_format" / "detectors" / "newcomer.py").write_text(detector, encoding="utf-8")
 
     build(native)
-    program = PROGRAM.replace("TREE", str(tree))
+    program = PROGRAM.replace("TREE", str(tmp_path)).replace("FORMAT", FORMAT)
+    paths = [str(tmp_path), *sys.path]
     done = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n{program}"],
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {paths!r}\n{program}"],
         capture_output=True,
         text=True,
         check=False,
@@ -95,6 +107,9 @@ def test_a_format_and_an_engine_are_added_by_the_guide(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert "ADDED" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    for test in ("test_every_format_that_an_engine_makes_is_found", "test_rows_there_and_back"):
+        assert f"{test}[{FORMAT}] PASSED" in done.stdout, done.stdout
 
 
 def build(native: Path) -> None:
