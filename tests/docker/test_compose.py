@@ -264,6 +264,26 @@ def test_ascend_is_not_built_and_not_held_to_what_a_driver_cannot_live_with(dock
     assert engine["healthcheck"]["test"], "the base file's"
 
 
+@pytest.mark.parametrize("page", ["docs/operations.md", "docker-compose.yml"])
+def test_every_compose_command_that_is_shown_names_what_is_there(
+    page: str, services: dict[str, dict[str, Any]], docker_compose: str
+) -> None:
+    text = (ROOT / page).read_text()
+    lines = re.findall(r"^(?:#   )?(docker-compose --profile .*?)(?:   +.*)?$", text, re.M)
+    assert len(lines) >= 4
+    for line in lines:
+        words = shlex.split(line)[1:]
+        if "run" in words:
+            assert words[words.index("--rm") + 1] in services, line
+        profiles = [words[place + 1] for place, word in enumerate(words) if word == "--profile"]
+        known = {profile for service in services.values() for profile in service.get("profiles", ())} | {"*"}
+        assert set(profiles) <= known, line
+        verb = next(word for word in words if word in {"up", "run", "down"})
+        options = subprocess.run([docker_compose, verb, "--help"], capture_output=True, text=True, check=True).stdout
+        for option in (word for word in words[words.index(verb) :] if word.startswith("-")):
+            assert re.search(rf"(^|\s){option}\b", options, re.M), f"{line}: {verb} has no {option}"
+
+
 def stages_of(text: str) -> dict[str, list[str]]:
     """Instruction lines of each stage, its parent's name in front."""
     stages: dict[str, list[str]] = {}

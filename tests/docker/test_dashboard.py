@@ -98,6 +98,12 @@ async def test_every_metric_and_label_that_is_asked_for_is_emitted(
     ]
 
 
+def test_every_metric_of_an_engine_is_on_the_operations_page() -> None:
+    page = (GRAFANA.parents[1] / "docs" / "operations.md").read_text()
+    page = page.replace("`semkv.rank.tier.used`, `.capacity`", "`semkv.rank.tier.used`, `semkv.rank.tier.capacity`")
+    assert not [metric.name for metric in metrics.ALL if f"`{metric.name}`" not in page]
+
+
 def test_the_scrape_keeps_the_names_that_the_gateway_gives() -> None:
     (job,) = yaml.safe_load((GRAFANA / "prometheus.yml").read_text())["scrape_configs"]
     assert job["honor_labels"] is True  # else `instance` would be the gateway's address
