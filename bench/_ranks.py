@@ -164,8 +164,7 @@ def run_fast(work: Callable[[], Awaitable[Any]]) -> Any:
         import uvloop
     except ImportError:
         return asyncio.run(main())
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+    return uvloop.run(main())
 
 
 if __name__ == "__main__":

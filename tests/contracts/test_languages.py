@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,17 +12,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import nats
 import pytest
 
+from semkv.bus import codec, hashes
 from semkv.bus.embedded import EmbeddedServer
+from semkv.bus.messages import Finished
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.consumers.rank import RankIdentity, RankWorker
 from tests.consumers.rank.stand_in import StandInStorage
 from tests.contracts import node as second_language
 from tests.contracts.golden import FILE
-from tests.contracts.samples import DOMAIN
+from tests.contracts.samples import DOMAIN, SAMPLES
 
+EVENT = next(message for message in SAMPLES if isinstance(message, Finished))
 DOCUMENT = Path(__file__).parents[2] / "docs" / "contracts.md"
 
 
@@ -42,24 +47,53 @@ def ops(nats_server: EmbeddedServer) -> Iterator[StandInStorage]:
     worker.stop(5)
 
 
+def publish_events(url: str, *, as_json: bool) -> None:
+    """Three whole events; the third of four numbers is missing."""
+
+    async def publish() -> None:
+        nc = await nats.connect(url)
+        for seq in (1, 2, 4):
+            event = EVENT.model_copy(update={"tenant": "default", "seq": seq, "request_id": f"r{seq}"})
+            payload, headers = codec.encode(event, json=as_json)
+            await nc.jetstream().publish(codec.subject_of(event), payload, headers=headers)
+        await nc.close()
+
+    asyncio.run(publish())
+
+
 def check(output: str, ops: StandInStorage) -> None:
     lines = [json.loads(line) for line in output.splitlines()]
     assert lines[0] == {"instance": "engine-0", "rank": 0, "domain": DOMAIN.fingerprint}
-    assert [(line["op"], line["state"]) for line in lines[1:]] == [
-        ("prefetch", "succeeded"),
-        ("locate", "succeeded"),
-        ("evict", "succeeded"),
-        ("cancel", "rejected"),
+    answers, rest = lines[1:7], lines[7:]
+    assert [(line["op"], line["state"], line["accepted"]) for line in answers] == [
+        ("retain", "succeeded", True),
+        ("prefetch", "succeeded", True),
+        ("locate", "succeeded", True),
+        ("release", "succeeded", True),
+        ("evict", "succeeded", True),
+        ("cancel", "rejected", True),
     ]
-    assert lines[1]["chunk_status"] == ["loaded", "loaded"]
-    assert lines[2]["chunk_tiers"] == [["cpu", "disk"], ["cpu", "disk"]]
-    assert lines[3]["chunk_status"] == ["removed", "removed"]
-    assert [c for c in ops.calls if c[0] != "locate"] == [("prefetch", (255, -1)), ("evict", (255, -1))]
+    assert answers[1]["chunk_status"] == ["loaded", "loaded"]
+    assert answers[2]["chunk_tiers"] == [["cpu", "disk"], ["cpu", "disk"]]
+    assert answers[4]["chunk_status"] == ["removed", "removed"]
+    assert [c for c in ops.calls if c[0] != "locate"] == [
+        ("retain", (255, -1)),
+        ("prefetch", (255, -1)),
+        ("release", ()),
+        ("evict", (255, -1)),
+    ]
+    assert rest[0] == {"missed": ["removed", "removed"]}
+    assert rest[3] == {"lost": [3, 3]}
+    events = [line for line in rest[1:] if "seq" in line]
+    assert [(event["seq"], event["request_id"]) for event in events] == [(1, "r1"), (2, "r2"), (4, "r4")]
+    assert [event["resume_at"] for event in events] == [2, 3, 4]
+    assert all(event["chunk_hashes"] == [hashes.to_hex(h) for h in EVENT.chunk_hashes] for event in events)
 
 
 def test_plain_python_with_json(nats_server: EmbeddedServer, ops: StandInStorage) -> None:
     code = shown("python")
     assert "semkv.bus" not in code
+    publish_events(nats_server.url, as_json=True)
     environment = {**os.environ, "NATS_URL": nats_server.url}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -69,6 +103,7 @@ def test_plain_python_with_json(nats_server: EmbeddedServer, ops: StandInStorage
 
 
 def test_node_with_msgpack(node: None, nats_server: EmbeddedServer, ops: StandInStorage) -> None:
+    publish_events(nats_server.url, as_json=False)
     done = second_language.run(shown("javascript"), nats_server.url)
     assert done.returncode == 0, done.stderr
     check(done.stdout, ops)
