@@ -28,8 +28,9 @@ from semkv.bus.messages import Accepted, EngineInfo, Result
 from semkv.bus.reader import OrderedReader
 from semkv.bus.status import Role
 from semkv.bus.streams import EVENTS, RESULTS, last_messages, stream_info
-from semkv.bus.tracing import NullTracer
+from semkv.bus.tracing import NullTracer, ambient_tracer
 from semkv.consumers.gateway.answers import Rank, Report
+from semkv.consumers.gateway.following import Answers
 from semkv.consumers.gateway.settings import GatewaySettings
 
 __all__ = ["Courier", "Target", "Ticket"]
@@ -98,7 +99,10 @@ class Courier:
 
     def __init__(self, settings: GatewaySettings, tracer: NullTracer | None = None) -> None:
         self._settings = settings
-        self._kv = KV(settings.bus, client=ids.client_name("gateway"), tracer=tracer, timeout=_CONNECT_S)
+        self._own_tracer = ambient_tracer("semkv-gateway") if tracer is None else None
+        self._kv = KV(
+            settings.bus, client=ids.client_name("gateway"), tracer=tracer or self._own_tracer, timeout=_CONNECT_S
+        )
         self._known: OrderedDict[str, Ticket] = OrderedDict()
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -117,6 +121,8 @@ class Courier:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._kv.close()
+        if self._own_tracer is not None:
+            await asyncio.to_thread(self._own_tracer.shutdown)
 
     async def _connect(self) -> None:
         logged = ""
@@ -233,18 +239,27 @@ class Courier:
         await asyncio.wait_for(ticket.cancel(), _PUBLISH_S)
         return True
 
-    async def events(self, types: Sequence[str], *, instance: str | None = None, after: int | None = None) -> Events:
-        """The tenant's events from now on, or after a stream sequence."""
+    async def answers(self, instance: str | None = None) -> Answers:
+        """What ranks answer to anybody's commands of this tenant, from now on."""
+        session = await self._session()
+        tenant = subjects.token(self._settings.bus.tenant)
+        where = subjects.token(instance) if instance else "*"
+        return Answers(session.nc, f"{subjects.PREFIX}.{tenant}.*.res.*.*.{where}.*")
+
+    async def events(
+        self, types: Sequence[str], *, instance: str | None = None, after: int | None = None, last: int | None = None
+    ) -> Events:
+        """The tenant's events from now on, after a stream sequence, or from so many before now on."""
         session = await self._session()
         try:
             state = (await stream_info(session.nc, EVENTS))["state"]
         except (nats.errors.Error, asyncio.TimeoutError, OSError) as error:
             raise BusUnavailableError(f"the events stream cannot be read: {error or type(error).__name__}") from None
-        first, last = int(state["first_seq"]), int(state["last_seq"])
+        first, newest = int(state["first_seq"]), int(state["last_seq"])
         tenant = subjects.token(self._settings.bus.tenant)
         where = subjects.token(instance) if instance else "*"
         filters = [f"{subjects.PREFIX}.{tenant}.*.evt.{where}.{kind}" for kind in types]
-        start = last + 1 if after is None else min(after, last) + 1
+        start = max(newest - (last or 0) + 1, first, 1) if after is None else min(after, newest) + 1
         reader = OrderedReader(session.nc, session.link, EVENTS, filters, start_seq=start)
         lost = (after + 1, first - 1) if after is not None and after + 1 < first else None
         return Events(reader, start - 1, lost)

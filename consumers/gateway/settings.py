@@ -10,6 +10,8 @@
 | `SEMKV_GATEWAY_WAIT_LIMIT` | the longest a caller may `wait`, seconds, default 60 |
 | `SEMKV_GATEWAY_STREAMS` | event streams at once, default 64 |
 | `SEMKV_GATEWAY_REQUESTS` | other requests at once, default 1024 |
+| `SEMKV_JAEGER_URL` | where the page's traces come from: Jaeger's query address, such as http://127.0.0.1:16686 |
+| `SEMKV_TRACE_FILE` | without it: the file that spans are written to |
 
 How to reach NATS, and the tenant it speaks for, are the bus's own variables. Immutable. Bad values are
 ``GatewaySettingsError`` with the variable, the value and what is allowed. Tokens are in no ``repr``.
@@ -57,6 +59,8 @@ class GatewaySettings:
     result_s: float = 10.0
     streams: int = 64
     requests: int = 1024
+    jaeger_url: str | None = None
+    trace_file: Path | None = None
     bus: BusSettings = field(default_factory=BusSettings)
 
     def __post_init__(self) -> None:
@@ -66,6 +70,10 @@ class GatewaySettings:
                                 ("STREAMS", self.streams), ("REQUESTS", self.requests)):  # fmt: skip
             if value <= 0:
                 raise GatewaySettingsError(f"SEMKV_GATEWAY_{variable}: {value} must be more than 0")
+        if self.jaeger_url is not None and not self.jaeger_url.startswith(("http://", "https://")):
+            raise GatewaySettingsError(
+                f"SEMKV_JAEGER_URL: {self.jaeger_url!r:.80} is no http address; Jaeger's is usually http://127.0.0.1:16686"
+            )
         if not self.tokens and not is_loopback(self.host):
             raise GatewaySettingsError(
                 f"SEMKV_GATEWAY_HOST: {self.host!r} is not loopback, so callers must show a bearer token: give "
@@ -86,6 +94,8 @@ class GatewaySettings:
             wait_limit_s=float(_number(env, "SEMKV_GATEWAY_WAIT_LIMIT", int(cls.wait_limit_s))),
             streams=_number(env, "SEMKV_GATEWAY_STREAMS", cls.streams),
             requests=_number(env, "SEMKV_GATEWAY_REQUESTS", cls.requests),
+            jaeger_url=env.get("SEMKV_JAEGER_URL") or None,
+            trace_file=Path(env["SEMKV_TRACE_FILE"]) if env.get("SEMKV_TRACE_FILE") else None,
             bus=BusSettings.from_env(env),
         )
 

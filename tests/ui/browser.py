@@ -86,6 +86,7 @@ class Browser:
         """The window's size and the preferred colours."""
         await self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                         mobile=width < 600)  # fmt: skip
+        await self.call("Emulation.setScrollbarsHidden", hidden=True)
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     async def picture(self, file: Path) -> Path:

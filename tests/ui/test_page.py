@@ -6,9 +6,10 @@ Pictures go to SEMKV_UI_PICTURES where that is set, so that a person can look at
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,14 @@ import httpx
 import nats
 import pytest
 
-from semkv.bus import codec, subjects
+from semkv.bus import codec, connect, subjects
 from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.messages import Finished, Outcome
 from semkv.consumers.gateway.settings import GatewaySettings, Token
 from semkv.consumers.rank import RankWorker
+from semkv.consumers.storage.ops import TierInfo
 from tests.consumers.gateway.conftest import DOMAIN, Gateway, running
-from tests.consumers.rank.stand_in import StandInStorage
+from tests.consumers.rank.stand_in import CHUNK_BYTES, StandInStorage
 from tests.ui.browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")
@@ -68,24 +70,60 @@ async def publish(url: str, *events: Finished | Outcome) -> None:
     await nc.close()
 
 
+class Tiered(StandInStorage):
+    """With tiers of a size, so that filling and emptying shows."""
+
+    def tiers(self) -> list[TierInfo]:
+        with self.lock:
+            return [
+                TierInfo("cpu", 48 * CHUNK_BYTES, len(self.cpu) * CHUNK_BYTES, len(self.cpu)),
+                TierInfo("disk", 96 * CHUNK_BYTES, len(self.disk) * CHUNK_BYTES, len(self.disk)),
+            ]
+
+
 @pytest.fixture
-async def page(gateway: Gateway, tmp_path: Path):
-    async with Browser(tmp_path / "profile") as browser:
-        await browser.screen(1280, 900, "light")
-        await browser.call("Page.navigate", url=f"{gateway.url}/ui/")
-        yield browser
+async def stand(
+    settings: GatewaySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Browser, Gateway]]:
+    """The page of a gateway; spans of the gateway and of ranks started in the test go to one file."""
+    spans = tmp_path / "spans.json"
+    monkeypatch.setenv("SEMKV_TRACE_FILE", str(spans))
+    async with running(replace(settings, trace_file=spans)) as gateway, Browser(tmp_path / "profile") as page:
+        await page.screen(1280, 900, "light")
+        await page.call("Page.navigate", url=f"{gateway.url}/ui/")
+        await page.until("document.getElementById('state')?.dataset.state === 'live'")
+        yield page, gateway
+
+
+def text(selector: str) -> str:
+    return f"document.querySelector({json.dumps(selector)})?.textContent"
+
+
+async def look(page: Browser, name: str, folder: Path) -> None:
+    """Pictures of the whole page, large and small, light and dark; nothing may overflow."""
+    pictures = Path(os.environ.get("SEMKV_UI_PICTURES", folder))
+    for width, height in ((1440, 1000), (390, 844)):
+        for scheme in ("light", "dark"):
+            await page.screen(width, height, scheme)
+            await page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"overflows at {width}"
+            assert (await page.picture(pictures / f"{name}-{width}-{scheme}.png")).stat().st_size > 10_000
+    await page.screen(1280, 900, "light")
 
 
 async def test_it_shows_what_happens_and_acts(
-    page: Browser,
-    gateway: Gateway,
-    nats_server: EmbeddedServer,
-    rank_of: Callable[..., RankWorker],
-    tmp_path: Path,
+    stand: tuple[Browser, Gateway], nats_server: EmbeddedServer, rank_of: Callable[..., RankWorker], tmp_path: Path
 ) -> None:
-    rank_of(StandInStorage(disk=set(BILLING) | set(SUPPORT), cpu=set(SUPPORT)))
-    await page.until("document.querySelector('.rank h3')?.textContent.startsWith('e0.0')")
-    await page.until("document.getElementById('state').dataset.state === 'live'")
+    page, gateway = stand
+    await page.until(text("#engines .none") + "?.includes('No engine is live')")
+    for rank in range(2):
+        held = Tiered(disk=set(BILLING) | set(SUPPORT), cpu=set(SUPPORT))
+        rank_of(held, rank=rank, world_size=2)
+    await page.until("document.querySelectorAll('.rank').length === 2")
+    await page.until(text(".rank .amount") + "?.includes('15 chunks')")
+    assert await page.evaluate("document.querySelector('.used.cpu').style.width") == "31.25%"
+
+    # Conversations: chunks that are shared stand once, and the others branch off.
     await publish(
         nats_server.url,
         finished("billing", BILLING, 1, 0),
@@ -93,50 +131,79 @@ async def test_it_shows_what_happens_and_acts(
         finished(HOSTILE, BILLING[:3], 3, 192),
     )
     await page.until("document.querySelectorAll('.chain').length === 3")
-    assert await page.evaluate("document.querySelectorAll('.cell.shared[data-hash]').length") == 6 + 6 + 3
-    assert HOSTILE in await page.evaluate("document.querySelector('.chain b').textContent")
+    cells = "document.querySelectorAll('#chains .cell').length"
+    assert await page.evaluate(cells) == len(set(BILLING) | set(SUPPORT))
+    assert await page.evaluate("document.querySelectorAll('#chains .cell.shared').length") == 6
+    assert await page.evaluate("document.querySelectorAll('#chains .branch').length") == 2
+    names = "[...document.querySelectorAll('.chain b')].map((name) => name.textContent)"
+    assert sorted(await page.evaluate(names)) == sorted([HOSTILE, "billing", "support"])
     assert await page.evaluate("document.title") == "semkv", "a session's name is text, never markup"
-    assert await page.evaluate("document.getElementById('requests').textContent") == "3"
+    assert await page.evaluate(text("#requests")) == "3"
+    # Where they are is asked for by itself.
+    await page.until("document.querySelectorAll('#chains .cell.disk').length === 18")
+    assert await page.evaluate("document.querySelectorAll('#chains .cell.cpu').length") == 15
 
+    # A button's command, rank by rank, and the tiers that it fills.
     await page.evaluate("document.querySelector('[aria-label=\"prefetch billing\"]').click()")
-    await page.until("document.querySelector('#commands td:nth-child(3)')?.textContent === 'succeeded'")
-    counted = await page.evaluate("document.querySelector('#commands td:nth-child(4)').textContent")
-    assert set(counted.split(", ")) == {"18 loaded", "6 already_there"}
-    await page.until("document.querySelectorAll('#chains .cell.cpu').length >= 24")
+    await page.until("document.querySelectorAll('#commands .state.succeeded').length === 2")
+    counted = await page.evaluate(text("#commands .chunks"))
+    assert set(counted.split(", ")) == {"18 loaded", "6 already there"}
+    await page.until("document.querySelectorAll('#chains .cell.cpu').length === 33")
+    await page.until("document.querySelector('.used.cpu').style.width === '68.75%'")
+    await page.evaluate("document.querySelector('[aria-label=\"evict support\"]').click()")
+    await page.until("document.querySelectorAll('#chains .cell.cpu').length === 18")
+    await page.until("document.querySelector('.used.cpu').style.width === '37.5%'")
 
-    command_id = (await gateway.post("prefetch", {"chunk_hashes": ["0000000000000064"], "lookup_id": "x"})).json()[
-        "command_id"
-    ]
-    await publish(
-        nats_server.url,
-        Outcome(
-            tenant="default",
-            domain=DOMAIN.fingerprint,
-            instance="e0",
-            command_id=command_id,
-            rank=0,
-            useful=5,
-            wasted=1,
-        ),
-    )
-    await page.until("document.getElementById('useful').textContent === '5'")
-    await page.until(f"document.getElementById('commands').textContent.includes('{command_id[-6:]}')")
+    # Somebody else's command, while it runs, when it has ended, and what it was worth.
+    async with connect(nats_server.url, client="agent-7") as kv:
+        handle = await kv.prefetch([*SHARED, 999])
+        await handle.result(30)
+    await page.until("document.getElementById('commands').textContent.includes('by agent-7')")
+    await page.until("document.querySelectorAll('#commands .state.partial').length === 2")
+    outcome = Outcome(
+        tenant="default", domain=DOMAIN.fingerprint, instance="e0", command_id=handle.command_id, rank=0, useful=5,
+        wasted=1,
+    )  # fmt: skip
+    await publish(nats_server.url, outcome)
+    assert await page.until(text("#commands .outcome")) == "later: 5 useful, 1 wasted"
+    assert await page.evaluate(text("#useful")) == "5"
 
+    # Its trace, from where the gateway finds traces; then one of a file.
+    await page.evaluate("[...document.querySelectorAll('#commands .link')].pop().click()")
+    for _ in range(100):  # the ranks export theirs in batches
+        if await page.evaluate("document.querySelectorAll('#waterfall .span .waits').length") == 2:
+            break
+        await page.evaluate("[...document.querySelectorAll('#commands .link')].pop().click()")
+        await asyncio.sleep(0.1)
+    assert "kv.tier.load disk→cpu" in await page.evaluate(text("#waterfall"))
+    await look(page, "ui", tmp_path)
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(SPANS))
     node = await page.call("Runtime.evaluate", expression="document.getElementById('file')")
     await page.call("DOM.setFileInputFiles", files=[str(file)], objectId=node["result"]["objectId"])
     await page.until("document.querySelectorAll('#waterfall .span').length === 3")
-    assert "disk→cpu" in await page.evaluate("document.getElementById('waterfall').textContent")
+    assert (await gateway.client.get(f"/memory/traces/{'0' * 32}")).status_code == 404
+    assert [problem for problem in page.problems if "404" not in problem] == []
 
-    pictures = Path(os.environ.get("SEMKV_UI_PICTURES", tmp_path))
-    for width, height in ((1440, 1000), (390, 844)):
-        for scheme in ("light", "dark"):
-            await page.screen(width, height, scheme)
-            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"overflows at {width}"
-            picture = await page.picture(pictures / f"ui-{width}-{scheme}.png")
-            assert picture.stat().st_size > 10_000
-    assert page.problems == []
+
+async def test_long_and_many_conversations_stay_readable(
+    stand: tuple[Browser, Gateway], nats_server: EmbeddedServer, rank_of: Callable[..., RankWorker], tmp_path: Path
+) -> None:
+    page, _ = stand
+    rank_of(Tiered(disk=range(3000)))
+    root = tuple(range(40))
+    await publish(
+        nats_server.url,
+        *(
+            finished(f"session-{n}", (*root[: n % 41], *range(1000 * n, 1000 * n + 13 * n)), n, 64)
+            for n in range(1, 60)
+        ),
+    )
+    await page.until("document.querySelectorAll('.chain').length === 40")
+    assert "and 19 older conversations" in await page.evaluate(text("#chains"))
+    await look(page, "ui-many", tmp_path)
+    widest = "Math.max(...[...document.querySelectorAll('.cell')].map((cell) => cell.getBoundingClientRect().right))"
+    assert await page.evaluate(f"{widest} <= innerWidth")
 
 
 async def test_it_asks_for_a_token(settings: GatewaySettings, tmp_path: Path) -> None:
@@ -155,7 +222,18 @@ async def test_it_asks_for_a_token(settings: GatewaySettings, tmp_path: Path) ->
 
 async def test_the_page_needs_nothing_from_elsewhere(gateway: Gateway) -> None:
     async with httpx.AsyncClient(base_url=gateway.url) as client:
-        for name in ("", "app.js", "trace.js", "style.css"):
+        for name in (
+            "",
+            "app.js",
+            "chains.js",
+            "commands.js",
+            "dom.js",
+            "engines.js",
+            "forest.js",
+            "gateway.js",
+            "trace.js",
+            "style.css",
+        ):
             answer = await client.get(f"/ui/{name}")
             assert answer.status_code == 200
             assert "https://" not in answer.text and "//cdn" not in answer.text

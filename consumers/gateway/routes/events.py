@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``GET /memory/events``: the engines' events as server-sent events, with resume.
+"""``GET /memory/events``: what happens, as server-sent events, with resume.
 
-Each has its stream sequence as ``id``; a client that comes back with ``Last-Event-ID`` (or ``?after=``) goes on there,
-and what the stream no longer keeps is told by one ``gap`` event. ``ready`` comes first, with the position. A comment
-every 15 s keeps the connection alive; a slow reader holds the stream back and loses nothing. It ends when the reader
-goes, or the gateway stops.
+`finished`, `outcome` and `heartbeat` come from the engines' stream: each has its stream sequence as ``id``; a client
+that comes back with ``Last-Event-ID`` (or ``?after=``) goes on there, and what the stream no longer keeps is told by
+one ``gap`` event. `accepted` and `result`, the ranks' answers to anybody's commands, and `engines`, who is live and how
+full their tiers are, are live only: they have no id. ``ready`` comes first, with the position. A comment every 15 s
+keeps the connection alive; a slow reader holds the stream back and loses no event of it; of the answers it loses the
+oldest, told by ``lost``. It ends when the reader goes, or the gateway stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from semkv.bus import codec
 from semkv.bus.fields import JSON, WIRE
+from semkv.bus.messages import EngineInfo, Message
+from semkv.bus.reader import StreamMessage
 from semkv.consumers.gateway.courier import Courier, Events
+from semkv.consumers.gateway.following import Answers
 from semkv.consumers.gateway.metrics import Metrics
 from semkv.consumers.gateway.models import Name
 from semkv.consumers.gateway.problems import bad_field
@@ -28,8 +34,14 @@ from semkv.consumers.gateway.routes.commands import PROBLEMS
 __all__ = ["router"]
 
 _ALIVE_S = 15.0
+_ENGINES_S = 0.5
+_ANSWERS = ("accepted", "result")
+_PER_CHUNK = {"chunk_status", "chunk_tiers", "hash_domain"}
+"""Of an answer: as long as its command, and of no use without the command's hashes."""
 
 router = APIRouter(prefix="/memory")
+
+Kind = Literal["finished", "outcome", "heartbeat", "accepted", "result", "engines"]
 
 
 @router.get(
@@ -38,61 +50,130 @@ router = APIRouter(prefix="/memory")
 )  # fmt: skip
 async def events(
     request: Request,
-    type: Annotated[list[Literal["finished", "outcome", "heartbeat"]] | None, Query()] = None,
-    session: Annotated[Name | None, Query(description="Only events of this session.")] = None,
-    instance: Annotated[Name | None, Query(description="Only events of this engine.")] = None,
+    type: Annotated[list[Kind] | None, Query()] = None,
+    session: Annotated[Name | None, Query(description="Only finished requests of this session.")] = None,
+    instance: Annotated[Name | None, Query(description="Only what is of this engine.")] = None,
     after: Annotated[int | None, Query(ge=0, le=2**53, description="Only events after this id.")] = None,
+    last: Annotated[int | None, Query(ge=0, le=10_000, description="Begin with this many older events.")] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> StreamingResponse:
-    """Finished requests and outcomes as they happen."""
+    """Finished requests and outcomes as they happen; if asked for, the ranks' answers and the engines' tiers."""
     courier: Courier = request.app.state.courier
     if last_event_id:
         if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 15:
             raise bad_field("Last-Event-ID", f"Last-Event-ID: {last_event_id!r:.40} is no id of an event")
         after = int(last_event_id)
-    kinds = type or ["finished", "outcome"]
-    opened = await courier.events(kinds, instance=instance, after=after)
-    stream = _stream(opened, session, request.app.state.metrics, request.app.state.stopping)
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    kinds: list[str] = list(dict.fromkeys(type or ["finished", "outcome"]))
+    stored = [kind for kind in kinds if kind not in (*_ANSWERS, "engines")]
+    opened = await courier.events(stored or ["none"], instance=instance, after=after, last=last)
+    answers = await courier.answers(instance) if set(kinds) & set(_ANSWERS) else None
+    live = courier.live if "engines" in kinds else None
+    stream = _Stream(opened, answers, live, kinds, session, instance)
+    body = stream.run(request.app.state.metrics, request.app.state.stopping)
+    return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _stream(
-    opened: Events, session: str | None, metrics: Metrics, stopping: asyncio.Event
-) -> AsyncIterator[bytes]:
-    metrics.streams.inc()
-    stop = asyncio.ensure_future(stopping.wait())
-    try:
-        async with opened.reader as reader:
-            await reader.ready()
-            yield _event("ready", opened.position, {"after": opened.position})
-            if opened.lost is not None:
-                yield _event("gap", opened.position, {"first": opened.lost[0], "last": opened.lost[1]})
-            following = asyncio.ensure_future(reader.__anext__())
-            try:
+class _Stream:
+    """One reader's stream: waits on all its sources at once, one message of each in flight."""
+
+    def __init__(
+        self,
+        opened: Events,
+        answers: Answers | None,
+        live: Callable[[], list[EngineInfo]] | None,
+        kinds: list[str],
+        session: str | None,
+        instance: str | None,
+    ) -> None:
+        self._opened = opened
+        self._answers = answers
+        self._live = live
+        self._kinds = set(kinds)
+        self._session = session
+        self._instance = instance
+        self._shown: list[dict[str, Any]] | None = None
+
+    async def run(self, metrics: Metrics, stopping: asyncio.Event) -> AsyncIterator[bytes]:
+        metrics.streams.inc()
+        pending: dict[asyncio.Future[Any], str] = {}
+
+        def give_up() -> None:
+            for future in pending:
+                future.cancel()
+
+        try:
+            async with AsyncExitStack() as stack:
+                reader = await stack.enter_async_context(self._opened.reader)
+                sources: dict[str, Callable[[], Awaitable[Any]]] = {"stop": stopping.wait, "event": reader.__anext__}
+                if self._answers is not None:
+                    sources["answer"] = (await stack.enter_async_context(self._answers)).get
+                if self._live is not None:
+                    sources["engines"] = self._changed_engines
+                await reader.ready()
+                yield _event("ready", self._opened.position, {"after": self._opened.position})
+                if self._opened.lost is not None:
+                    first, last = self._opened.lost
+                    yield _event("gap", self._opened.position, {"first": first, "last": last})
+                stack.callback(give_up)
+                pending.update({asyncio.ensure_future(start()): name for name, start in sources.items()})
                 while True:
-                    await asyncio.wait({following, stop}, timeout=_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-                    if stop.done():
-                        return
-                    if not following.done():
+                    done, _ = await asyncio.wait(pending, timeout=_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+                    if not done:
                         yield b": alive\n\n"
-                        continue
-                    message = following.result()
-                    following = asyncio.ensure_future(reader.__anext__())
-                    try:
-                        event = codec.decode(message.subject, message.headers, message.data)
-                    except codec.DecodeError:
-                        continue  # hostile or of another version: counted where events are counted
-                    if session is not None and getattr(event, "session", session) != session:
-                        continue
-                    fields = event.model_dump(mode="json", exclude_none=True, context={WIRE: JSON})
-                    yield _event(event.type, message.seq, fields)
-            finally:
-                following.cancel()
-    finally:
-        stop.cancel()
-        metrics.streams.dec()
+                    for future in done:
+                        name = pending.pop(future)
+                        if name == "stop":
+                            return
+                        try:
+                            told = self._told(name, future.result())
+                        except StopAsyncIteration:
+                            return
+                        for block in told:
+                            yield block
+                        pending[asyncio.ensure_future(sources[name]())] = name
+        finally:
+            metrics.streams.dec()
+
+    def _told(self, source: str, found: Any) -> list[bytes]:
+        """What a reader is told of one thing that a source gave; nothing of what was not asked for."""
+        if source == "engines":
+            return [_event("engines", None, {"engines": found})]
+        if source == "event":
+            return self._told_event(found)
+        told = []
+        assert self._answers is not None
+        if self._answers.lost:
+            told.append(_event("lost", None, {"answers": self._answers.lost}))
+            self._answers.lost = 0
+        if found.type in self._kinds:
+            told.append(_event(found.type, None, _fields(found, exclude=_PER_CHUNK)))
+        return told
+
+    def _told_event(self, message: StreamMessage) -> list[bytes]:
+        try:
+            event = codec.decode(message.subject, message.headers, message.data)
+        except codec.DecodeError:
+            return []  # hostile or of another version: counted where events are counted
+        if self._session is not None and getattr(event, "session", self._session) != self._session:
+            return []
+        return [_event(event.type, message.seq, _fields(event))]
+
+    async def _changed_engines(self) -> list[dict[str, Any]]:
+        """The live ranks, once they are others, or otherwise full, than was last told."""
+        assert self._live is not None
+        while True:
+            now = [_fields(info) for info in self._live() if self._instance in (None, info.instance)]
+            if now != self._shown:
+                self._shown = now
+                return now
+            await asyncio.sleep(_ENGINES_S)
 
 
-def _event(name: str, seq: int, data: dict[str, object]) -> bytes:
+def _fields(message: Message, exclude: set[str] | None = None) -> dict[str, Any]:
+    return message.model_dump(mode="json", exclude_none=True, exclude=exclude, context={WIRE: JSON})
+
+
+def _event(name: str, seq: int | None, data: dict[str, Any]) -> bytes:
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    return f"id: {seq}\nevent: {name}\ndata: {text}\n\n".encode()
+    place = "" if seq is None else f"id: {seq}\n"
+    return f"{place}event: {name}\ndata: {text}\n\n".encode()

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``GET /memory/engines``, ``/healthz`` and ``/metrics``: who is there, and how the gateway does."""
+"""``GET /memory/engines``, ``/memory/traces/{id}``, ``/healthz``, ``/metrics``: who is there, how all does."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from semkv.bus.fields import JSON, WIRE
+from semkv.consumers.gateway import traces
 from semkv.consumers.gateway.courier import Courier
 from semkv.consumers.gateway.metrics import Metrics
-from semkv.consumers.gateway.models import Engines, Health
+from semkv.consumers.gateway.models import Engines, Health, ProblemBody
+from semkv.consumers.gateway.problems import ProblemError
 from semkv.consumers.gateway.routes.commands import PROBLEMS
+from semkv.consumers.gateway.settings import GatewaySettings
 
 __all__ = ["router"]
 
 router = APIRouter()
+
+TraceId = Annotated[str, Path(pattern=r"^[0-9a-fA-F]{32}$", description="32 hex digits, as a result has them.")]
 
 
 @router.get("/memory/engines", response_model=Engines, responses=PROBLEMS)
@@ -24,6 +32,26 @@ async def engines(request: Request) -> JSONResponse:
     live = await courier.engines()
     rows = [info.model_dump(mode="json", exclude_none=True, context={WIRE: JSON}) for info in live]
     return JSONResponse({"engines": rows})
+
+
+@router.get(
+    "/memory/traces/{trace_id}",
+    responses={**PROBLEMS, 404: {"model": ProblemBody, "description": "No such trace, or nowhere to look"}},
+)
+async def trace(request: Request, trace_id: TraceId) -> JSONResponse:
+    """One trace as OTLP JSON, as a result's `trace_id` names it; from Jaeger or the trace file, where one is set."""
+    settings: GatewaySettings = request.app.state.settings
+    try:
+        found = await asyncio.to_thread(
+            traces.find, trace_id.lower(), jaeger=settings.jaeger_url, file=settings.trace_file
+        )
+    except traces.TraceError as error:
+        raise ProblemError(404, f"trace_id: {error}", field="trace_id") from None
+    if found is None:
+        raise ProblemError(
+            404, f"trace_id: no trace {trace_id}: was it sampled, and exported already?", field="trace_id"
+        )
+    return JSONResponse(found)
 
 
 @router.get("/healthz", response_model=Health, responses={503: {"model": Health, "description": "No bus"}})

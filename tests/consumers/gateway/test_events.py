@@ -7,7 +7,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -15,12 +16,14 @@ import pytest
 from semkv.bus import codec
 from semkv.bus.client import connect
 from semkv.bus.embedded import EmbeddedServer
-from semkv.bus.messages import Finished, Outcome
+from semkv.bus.messages import Finished, Outcome, Result
 from semkv.bus.settings import BusSettings
-from semkv.consumers.gateway.settings import GatewaySettings
+from semkv.consumers.gateway.following import Answers
+from semkv.consumers.gateway.settings import GatewaySettings, GatewaySettingsError
 from semkv.consumers.rank import RankWorker
 from tests.consumers.gateway.conftest import DOMAIN, Gateway, running
 from tests.consumers.rank.stand_in import StandInStorage
+from tests.contracts.samples import SAMPLES
 
 
 def finished(seq: int, session: str | None = None, hashes: tuple[int, ...] = (1, -2)) -> Finished:
@@ -229,3 +232,109 @@ async def test_a_gateway_speaks_for_one_tenant(
         await publish(nats_server.url, finished(2).model_copy(update={"tenant": tenant}))
         (event,) = await take(events, 1)
     assert event.data["seq"] == (1 if tenant == "default" else 2)
+
+
+async def test_answers_to_anybodys_commands_and_the_engines_tiers_are_followed(
+    gateway: Gateway, nats_server: EmbeddedServer, rank_of: Callable[..., RankWorker]
+) -> None:
+    rank_of(StandInStorage(disk={1}))
+    where = "/memory/events?type=accepted&type=result&type=engines"
+    async with gateway.client.stream("GET", where) as answer:
+        lines = answer.aiter_lines()
+
+        async def following(name: str) -> tuple[dict[str, Any], bool]:
+            """The data of the next event of that name, and whether it has an id."""
+            has_id = False
+            async for line in lines:
+                has_id = (has_id and bool(line)) or line.startswith("id:")
+                if line == f"event: {name}":
+                    return json.loads((await anext(lines)).removeprefix("data: ")), has_id
+            raise AssertionError(f"no {name} came")
+
+        await following("ready")
+        engines, has_id = await following("engines")
+        while not engines["engines"]:
+            engines, has_id = await following("engines")
+        assert engines["engines"][0]["instance"] == "e0" and not has_id
+        async with connect(nats_server.url, client="somebody-else") as kv:
+            handle = await kv.prefetch([1, 9])
+            accepted, _ = await following("accepted")
+            result, has_id = await following("result")
+    assert accepted["command_id"] == result["command_id"] == handle.command_id and not has_id
+    assert (result["client"], result["counts"], result["state"]) == (
+        "somebody-else", {"loaded": 1, "missing": 1}, "partial",
+    )  # fmt: skip
+    assert "chunk_status" not in result, "as long as its command, and of no use without its hashes"
+
+
+async def test_a_reader_may_begin_a_little_earlier(gateway: Gateway, nats_server: EmbeddedServer) -> None:
+    await publish(nats_server.url, *(finished(n) for n in range(1, 8)))
+    for last, expected in ((2, [6, 7]), (100, [1, 2, 3, 4, 5, 6, 7])):
+        async with gateway.client.stream("GET", f"/memory/events?last={last}") as answer:
+            _, *events = await take(read(answer), 1 + len(expected))
+        assert [event.data["seq"] for event in events] == expected
+    assert (await gateway.client.get("/memory/events?last=10001")).json()["field"] == "last"
+
+
+async def test_a_slow_reader_of_answers_loses_the_oldest_and_is_told(nats_server: EmbeddedServer) -> None:
+    sample = next(sample for sample in SAMPLES if isinstance(sample, Result))
+    async with connect(nats_server.url) as kv:
+        nc = (await kv.session()).nc
+        async with Answers(nc, "semkv.v1.*.*.res.>") as answers:
+            payload, headers = codec.encode(sample)
+            for _ in range(1003):
+                await nc.publish(codec.subject_of(sample), payload, headers=headers)
+            await nc.publish(codec.subject_of(sample), b"\xc1", headers=headers)
+            await nc.flush()
+            for _ in range(1000):
+                if answers.lost == 3:
+                    break
+                await asyncio.sleep(0.01)
+            assert (await answers.get()).command_id == sample.command_id
+    assert answers.lost == 3
+
+
+class TestTraces:
+    ID, OTHER = "ab" * 16, "cd" * 16
+    DOCUMENT: ClassVar[dict[str, Any]] = {"resourceSpans": [{"scopeSpans": [{"spans": [
+        {"traceId": ID, "spanId": "01" * 8, "name": "mine"}, {"traceId": OTHER, "spanId": "02" * 8, "name": "other"},
+    ]}]}]}  # fmt: skip
+
+    async def test_of_a_file(self, settings: GatewaySettings, tmp_path: Path) -> None:
+        file = tmp_path / "trace.json"
+        async with running(replace(settings, trace_file=file)) as gateway:
+            assert (await gateway.client.get(f"/memory/traces/{self.ID}")).status_code == 404
+            file.write_text(json.dumps(self.DOCUMENT))
+            (resource,) = (await gateway.client.get(f"/memory/traces/{self.ID.upper()}")).json()["resourceSpans"]
+            assert [span["name"] for span in resource["scopeSpans"][0]["spans"]] == ["mine"]
+            file.write_text("something else")
+            answer = await gateway.client.get(f"/memory/traces/{self.ID}")
+            assert answer.status_code == 404 and "no OTLP JSON" in answer.json()["error"]
+            assert (await gateway.client.get("/memory/traces/zz")).status_code == 400
+
+    async def test_of_nowhere_says_what_to_set(self, gateway: Gateway) -> None:
+        answer = await gateway.client.get(f"/memory/traces/{self.ID}")
+        assert answer.status_code == 404 and "SEMKV_JAEGER_URL" in answer.json()["error"]
+
+    async def test_of_jaeger(self, settings: GatewaySettings) -> None:
+        """Jaeger is a stand-in that answers as Jaeger's query API does."""
+        asked = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+            body = json.dumps({"result": self.DOCUMENT}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with running(replace(settings, jaeger_url=url)) as gateway:
+            found = (await gateway.client.get(f"/memory/traces/{self.ID}")).json()
+            server.close()
+            gone = await gateway.client.get(f"/memory/traces/{self.OTHER}")
+        assert len(found["resourceSpans"]) == 1 and asked == [f"/api/v3/traces/{self.ID}"]
+        assert gone.status_code == 404 and "cannot be asked" in gone.json()["error"]
+
+    def test_an_address_that_is_none(self) -> None:
+        with pytest.raises(GatewaySettingsError, match="SEMKV_JAEGER_URL: 'jaeger:16686' is no http address"):
+            GatewaySettings(jaeger_url="jaeger:16686")

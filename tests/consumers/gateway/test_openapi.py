@@ -48,7 +48,8 @@ def test_the_page_describes_every_route() -> None:
     schema = create_app(GatewaySettings()).openapi()
     assert set(schema["paths"]) == {
         "/memory/prefetch", "/memory/evict", "/memory/retain", "/memory/release", "/memory/locate",
-        "/memory/commands/{command_id}", "/memory/engines", "/memory/events", "/healthz", "/metrics",
+        "/memory/commands/{command_id}", "/memory/engines", "/memory/events", "/memory/traces/{trace_id}", "/healthz",
+        "/metrics",
     }  # fmt: skip
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
