@@ -269,20 +269,14 @@ def free_ports(count: int) -> list[int]:
             listener.close()
 
 
-def machine() -> dict[str, set[str]]:
-    """What a daemon could leave behind on this machine: mounts, network interfaces, processes of Docker's."""
-    processes = set()
+def traces_of(folder: Path) -> list[str]:
+    """What a daemon in this folder has on this machine: processes, mounts, and bridges of whichever daemon."""
+    found = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and (name := (entry / "comm").read_text().strip()).startswith(
-                ("dockerd", "containerd", "docker-")
-            ):
-                processes.add(f"{name} {entry.name}")
-    return {
-        "mounts": {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()},
-        "interfaces": {entry.name for entry in Path("/sys/class/net").iterdir()},
-        "processes": processes,
-    }
+            if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(f"process {entry.name}")
+    return found + [entry.name for entry in Path("/sys/class/net").glob("br-*")]
 
 
 def missing() -> list[str]:
@@ -322,8 +316,8 @@ def main() -> int:
         return 2
     checks = {"one": check_one, "three": check_three}
     wanted = [checks[chosen.only]] if chosen.only else list(checks.values())
-    before = machine()
     folder = Path(tempfile.mkdtemp(prefix="semkv-docker-"))
+    before = traces_of(folder)
     daemon = Daemon(folder)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
@@ -338,8 +332,8 @@ def main() -> int:
             daemon.stop()
             shutil.rmtree(folder, ignore_errors=True)
         if not chosen.docker_host:
-            left = {kind: names - before[kind] for kind, names in machine().items() if names - before[kind]}
-            claim(not left and not folder.exists(), f"the daemon left nothing {left or ''}".rstrip())
+            left = [name for name in traces_of(folder) if name not in before]
+            claim(not left and not folder.exists(), f"the daemon left nothing {' '.join(left)}".rstrip())
     except BrokenError as error:
         print(f"the stack is not as promised: {error}", file=sys.stderr)
         return 1
