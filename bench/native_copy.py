@@ -35,6 +35,7 @@ SHAPES: dict[EngineKVFormat, tuple[int, ...]] = {
     F.NL_X_NB_NH_BS_CS: (BLOCKS, HEADS, BLOCK, 2 * HEAD),
     F.NL_X_NB_BS_HS: (BLOCKS, BLOCK, LATENT),
     F.NL_X_TWO_X_NB_BS_NH_HS: (BLOCKS, BLOCK, HEADS, HEAD),
+    F.NL_X_NP_X_NB_BS_ONE_HS: (BLOCKS, BLOCK, 1, LATENT),  # in planes of 512 and 64
     F.NL_X_NB_PAGE: (BLOCKS, HEADS, BLOCK, 2 * HEAD),
 }
 
@@ -43,6 +44,8 @@ def pages(fmt: EngineKVFormat) -> Any:
     shape = SHAPES[fmt]
     if fmt == F.NL_X_TWO_X_NB_BS_NH_HS:
         return [[torch.ones(shape, dtype=DTYPE) for _ in range(2)] for _ in range(LAYERS)]
+    if fmt == F.NL_X_NP_X_NB_BS_ONE_HS:
+        return [[torch.ones((*shape[:-1], width), dtype=DTYPE) for width in (512, 64)] for _ in range(LAYERS)]
     return [torch.ones(shape, dtype=DTYPE) for _ in range(LAYERS)]
 
 

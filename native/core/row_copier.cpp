@@ -56,7 +56,7 @@ void RowCopier::copy_run(const RowPlane& p, Direction direction, std::byte* obje
   const RowGrid grid = direction == Direction::gather
                            ? RowGrid{rows, page, count, heads, piece, row_token, page_token, piece, p.head_stride}
                            : RowGrid{page, rows, count, heads, piece, page_token, row_token, p.head_stride, piece};
-  batch.streaming() ? stream_rows(grid) : copy_rows(grid);
+  batch.add(grid);
 }
 
 void RowCopier::copy_blocks(Direction direction, std::span<const std::int64_t> ids, std::uint64_t tokens,

@@ -43,12 +43,14 @@ void copy_rows(const RowGrid& grid) {
   }
 }
 
-void stream_rows(const RowGrid& grid) {
+void stream_rows(const RowGrid* grids, std::size_t count) {
 #if defined(SEMKV_HAVE_AVX512_FILE)
   static const bool available = __builtin_cpu_supports("avx512f");
-  if (available && aligned(grid)) return detail::stream_rows_avx512(grid);
+  bool possible = available;
+  for (std::size_t i = 0; i < count; ++i) possible = possible && aligned(grids[i]);
+  if (possible) return detail::stream_rows_avx512(grids, count);
 #endif
-  copy_rows(grid);
+  for (std::size_t i = 0; i < count; ++i) copy_rows(grids[i]);
 }
 
 }  // namespace semkv

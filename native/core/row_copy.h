@@ -24,12 +24,13 @@ using RowCopyFn = void (*)(const RowGrid&);
 
 void copy_rows(const RowGrid& grid);
 
-// Streaming stores; pieces must be multiples of 64 bytes and dst with its strides 64-byte aligned, else as copy_rows.
-void stream_rows(const RowGrid& grid);
+// Streaming stores, a token of each grid in turn (see run_batch.h). The grids differ in dst and src alone. Pieces must
+// be multiples of 64 bytes and dst with its strides 64-byte aligned, else as copy_rows.
+void stream_rows(const RowGrid* grids, std::size_t count);
 
 namespace detail {
 #if defined(SEMKV_HAVE_AVX512_FILE)
-void stream_rows_avx512(const RowGrid& grid);
+void stream_rows_avx512(const RowGrid* grids, std::size_t count);
 #endif
 }  // namespace detail
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of contiguous runs, a few side by side where that is faster.
+// Copies of contiguous runs, and of grids of pieces, a few side by side where that is faster.
 //
 // A page is read to its end in one go, but the processor fetches ahead only inside a memory page and within one stream
 // of addresses, so that each short run begins with a wait. Four runs read in turn, a few lines of each, wait at the
@@ -11,6 +11,7 @@
 #include <cstddef>
 
 #include "copy.h"
+#include "row_copy.h"
 
 namespace semkv {
 
@@ -102,10 +103,9 @@ class RunBatch {
   // gain nothing.
   RunBatch(bool streaming, bool scattered)
       : streaming_(streaming),
+        scattered_(scattered),
         copy_(streaming ? stream_copy() : &plain_copy),
         several_(streaming && scattered ? stream_runs() : nullptr) {}
-
-  bool streaming() const { return streaming_; }
 
   void add(std::byte* dst, const std::byte* src, std::size_t n) {
     if (several_ == nullptr || n < kWorthIt) return copy_(dst, src, n);
@@ -116,9 +116,19 @@ class RunBatch {
     }
   }
 
+  void add(const RowGrid& grid) {
+    if (!streaming_) return copy_rows(grid);
+    // Of several heads a token's pieces are already several streams, far apart.
+    if (!scattered_ || grid.heads > 1) return stream_rows(&grid, 1);
+    if (waiting_ > 0 && !alike(grid, grids_.front())) flush_grids();
+    grids_[waiting_] = grid;
+    if (++waiting_ == kSideBySide) flush_grids();
+  }
+
   // Copies what is still held, and makes all of it visible to whoever synchronises with this thread afterwards.
   void finish() {
     flush();
+    flush_grids();
     if (streaming_) stream_fence();
   }
 
@@ -130,11 +140,24 @@ class RunBatch {
     held_ = 0;
   }
 
+  void flush_grids() {
+    if (waiting_ > 0) stream_rows(grids_.data(), waiting_);
+    waiting_ = 0;
+  }
+
+  static bool alike(const RowGrid& a, const RowGrid& b) {
+    return a.tokens == b.tokens && a.heads == b.heads && a.piece == b.piece && a.dst_token == b.dst_token &&
+           a.src_token == b.src_token && a.dst_head == b.dst_head && a.src_head == b.src_head;
+  }
+
   bool streaming_;
+  bool scattered_;
   CopyFn copy_;
   CopyRunsFn several_;
   Runs runs_{};
   std::size_t held_ = 0;
+  std::array<RowGrid, kSideBySide> grids_{};
+  std::size_t waiting_ = 0;
 };
 
 }  // namespace semkv

@@ -56,14 +56,15 @@ void rows_once() {
   const bool heads_first = pick(0, 1) != 0;
   const auto blocks = static_cast<std::int64_t>(pick(1, 6));
   const std::uint64_t block_bytes = heads * tokens_of_block * piece, gap = pick(0, 1) * pick(0, 70);
-  const std::uint64_t planes_count = pick(1, 3);
+  const std::uint64_t planes_count = pick(1, 3), row = heads * piece;
+  const bool joined = pick(0, 1) != 0;  // all planes are columns of one row, or each has rows of its own
   std::vector<Memory> pages;
   std::vector<semkv::RowPlane> planes;
   for (std::uint64_t p = 0; p < planes_count; ++p) {
     pages.emplace_back(static_cast<std::size_t>(blocks - 1) * (block_bytes + gap) + block_bytes);
     planes.push_back({pages.back().bytes.get(), blocks, heads, piece, block_bytes + gap,
                       heads_first ? piece : heads * piece, heads_first ? tokens_of_block * piece : piece,
-                      p * heads * piece, heads * piece, 0});
+                      joined ? 0 : p * row, joined ? planes_count * row : row, joined ? p * row : 0});
   }
   const semkv::RowCopier copier(planes, tokens_of_block, planes_count * heads * piece);
   const auto ids = some_ids(blocks);
@@ -83,7 +84,8 @@ void rows_once() {
       for (std::uint64_t t = skip; t < tokens; ++t) {
         for (std::uint64_t h = 0; h < heads; ++h) {
           for (std::uint64_t b = 0; b < piece; ++b) {
-            const std::uint64_t at = p * heads * piece * tokens + t * heads * piece + h * piece + b;
+            const std::uint64_t of_plane = joined ? t * planes_count * row + p * row : p * row * tokens + t * row;
+            const std::uint64_t at = of_plane + h * piece + b;
             require(object.bytes[at] == page_byte(p, t, h, b), what);
           }
         }

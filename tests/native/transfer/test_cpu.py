@@ -44,7 +44,7 @@ sizes = st.builds(
     hs=st.sampled_from([1, 2, 3, 8, 32, 64]),
     dtype=st.sampled_from(DTYPES),
     padding=st.sampled_from([0, 0, 1]),
-    widths=st.sampled_from([(5,), (5, 3), (16, 4, 1)]),
+    widths=st.sampled_from([(5,), (5, 3), (16, 4, 1), (64, 32)]),
 )
 many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
