@@ -7,8 +7,7 @@ The server's address comes from `--nats-url` or SEMKV_NATS_URL; credentials only
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 import typer
@@ -17,9 +16,10 @@ from rich.table import Table
 from semkv.bus import KV, CommandResult, connect
 from semkv.bus.client import CommandHandle
 from semkv.bus.errors import BusError
-from semkv.bus.hashes import HashError, parse_all
+from semkv.bus.hashes import HashError
 from semkv.bus.settings import SettingsError
 from semkv.bus.status import State
+from semkv.cli.chosen import Chosen
 from semkv.cli.output import BAD_INPUT, PARTIAL, UNREACHABLE, console, fail, print_json
 
 NatsUrl = Annotated[
@@ -31,13 +31,6 @@ Domain = Annotated[str | None, typer.Option(help="The hash domain's fingerprint,
 Session = Annotated[str | None, typer.Option(help="The conversation the chunks belong to.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for every rank's result.", min=0.1)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Hashes = Annotated[
-    list[str] | None, typer.Argument(help="Chunk hashes in chain order, in hex as the engine's answer has them.")
-]
-HashFile = Annotated[
-    Path | None, typer.Option("--file", "-f", help="Read the hashes from a file, one a line; - is standard input.")
-]
-
 CONNECT_S = 5.0
 
 T = TypeVar("T")
@@ -58,29 +51,18 @@ def on_bus(url: str | None, tenant: str | None, work: Callable[[KV], Awaitable[T
         fail(str(error), UNREACHABLE)
 
 
-def read_hashes(texts: Sequence[str] | None, file: Path | None) -> tuple[int, ...]:
-    """The hashes of the arguments, or of a file. Ends the command on none or a bad one, before anything is sent."""
-    if file is not None:
-        try:
-            text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text()
-        except OSError as error:
-            fail(f"--file: {error}", BAD_INPUT)
-        texts = [*(texts or ()), *text.split()]
-    if not texts:
-        fail("no chunk hashes given: name them as arguments, or in a file with --file", BAD_INPUT)
-    try:
-        return parse_all(list(texts), limit=len(texts))
-    except HashError as error:
-        fail(str(error), BAD_INPUT)
-
-
 def run_command(
-    url: str | None, tenant: str | None, timeout: float, as_json: bool, send: Callable[[KV], Awaitable[CommandHandle]]
+    url: str | None,
+    tenant: str | None,
+    timeout: float,
+    as_json: bool,
+    chosen: Chosen,
+    send: Callable[[KV, tuple[int, ...]], Awaitable[CommandHandle]],
 ) -> None:
     """Send one command, wait for every rank, print each result; exit code 1 if not all of it was done."""
 
     async def work(kv: KV) -> CommandResult:
-        return await (await send(kv)).result(timeout)
+        return await (await send(kv, await chosen.chain(kv))).result(timeout)
 
     result = on_bus(url, tenant, work)
     if as_json:

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from semkv.bus.status import Tier
-from semkv.cli import bus_call
+from semkv.cli import bus_call, chosen
 
 
 def evict(
-    hashes: bus_call.Hashes = None,
-    file: bus_call.HashFile = None,
+    hashes: chosen.Hashes = None,
+    file: chosen.HashFile = None,
+    of: chosen.Of = None,
     session: bus_call.Session = None,
     tiers: Annotated[list[Tier] | None, typer.Option("--tier", help="Only from these; default the local ones.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Also what other conversations use.")] = False,
@@ -27,17 +28,17 @@ def evict(
 ) -> None:
     """Free chunks, and say what happened to each on every rank. What others use or read stays, and is said.
 
-    Example: semkv evict --session garden --tier cpu 182712a16ca3bf94
+    Examples: semkv evict --of garden --tier cpu; semkv evict --session garden 182712a16ca3bf94
     """
-    chain = bus_call.read_hashes(hashes, file)
     bus_call.run_command(
         nats_url,
         tenant,
         timeout,
         as_json,
-        lambda kv: kv.evict(
+        chosen.Chosen.of(hashes, file, of),
+        lambda kv, chain: kv.evict(
             chain,
-            session=session,
+            session=session or of,
             tiers=tiers or None,
             force=force,
             dry_run=dry_run,

@@ -8,13 +8,14 @@ import typer
 from semkv.bus import KV, CommandResult
 from semkv.bus.hashes import to_legacy
 from semkv.bus.status import State
-from semkv.cli import bus_call
+from semkv.cli import bus_call, chosen
 from semkv.cli.output import PARTIAL, console, print_json
 
 
 def locate(
-    hashes: bus_call.Hashes = None,
-    file: bus_call.HashFile = None,
+    hashes: chosen.Hashes = None,
+    file: chosen.HashFile = None,
+    of: chosen.Of = None,
     instance: bus_call.Instance = None,
     domain: bus_call.Domain = None,
     tenant: bus_call.Tenant = None,
@@ -24,14 +25,15 @@ def locate(
 ) -> None:
     """Say which tiers hold each chunk. A chunk that this tenant never used is nowhere, for it.
 
-    Example: semkv locate 182712a16ca3bf94 771e0f62298bac5f
+    Examples: semkv locate --of billing; semkv locate 182712a16ca3bf94 771e0f62298bac5f
     """
-    chain = bus_call.read_hashes(hashes, file)
+    which = chosen.Chosen.of(hashes, file, of)
 
-    async def work(kv: KV) -> CommandResult:
-        return await (await kv.locate(chain, instance=instance, domain=domain)).result(timeout)
+    async def work(kv: KV) -> tuple[tuple[int, ...], CommandResult]:
+        chain = await which.chain(kv)
+        return chain, await (await kv.locate(chain, instance=instance, domain=domain)).result(timeout)
 
-    result = bus_call.on_bus(nats_url, tenant, work)
+    chain, result = bus_call.on_bus(nats_url, tenant, work)
     if as_json:
         print_json(bus_call.as_dict(result))
     else:

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from semkv.bus.status import Order, Tier
-from semkv.cli import bus_call
+from semkv.cli import bus_call, chosen
 
 
 def prefetch(
-    hashes: bus_call.Hashes = None,
-    file: bus_call.HashFile = None,
+    hashes: chosen.Hashes = None,
+    file: chosen.HashFile = None,
+    of: chosen.Of = None,
     session: bus_call.Session = None,
     order: Annotated[Order, typer.Option(help="One prefix chain in order, or a set.")] = Order.PREFIX,
     tier: Annotated[Tier, typer.Option(help="Where to: cpu, or device.")] = Tier.CPU,
@@ -29,17 +30,17 @@ def prefetch(
 ) -> None:
     """Load chunks from slower tiers, and say what happened to each on every rank. Ends with 1 if not all was loaded.
 
-    Example: semkv prefetch --session billing 182712a16ca3bf94 771e0f62298bac5f
+    Examples: semkv prefetch --of billing; semkv prefetch --session billing 182712a16ca3bf94 771e0f62298bac5f
     """
-    chain = bus_call.read_hashes(hashes, file)
     bus_call.run_command(
         nats_url,
         tenant,
         timeout,
         as_json,
-        lambda kv: kv.prefetch(
+        chosen.Chosen.of(hashes, file, of),
+        lambda kv, chain: kv.prefetch(
             chain,
-            session=session,
+            session=session or of,
             order=order,
             tier=tier,
             expires_in_ms=expires_in_ms,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from semkv.cli import bus_call
 from semkv.cli.app import app
 from tests.cli.conftest import MAIN, Bus, Run, environment
+from tests.consumers.gateway.test_events import finished, publish
 
 
 def run(*arguments: object, code: int = 0) -> Result:
@@ -93,6 +95,17 @@ class TestHashes:
     def test_none_at_all_and_a_file_that_is_not_there(self, name: str) -> None:
         assert "--file" in run(name, "--nats-url", NOBODY, code=2).stderr
         assert "absent.txt" in run(name, "--file", "absent.txt", "--nats-url", NOBODY, code=2).stderr
+
+    def test_those_of_a_session_are_its_newest_requests(self, name: str, bus: Bus) -> None:
+        asyncio.run(
+            publish(bus.url, finished(1, "billing", (7,)), finished(2, "billing", (1, 2)), finished(3, "garden"))
+        )
+        told = json.loads(run(name, "--of", "billing", "--nats-url", bus.url, "--json").stdout)
+        assert len(told["ranks"][0]["chunk_tiers"] if name == "locate" else told["ranks"][0]["chunk_status"]) == 2
+        assert bus.storage.calls == [(name, (1, 2))]
+        refused = run(name, "--of", "nobody", "--nats-url", bus.url, code=2).stderr
+        assert "'nobody'" in refused and "garden, billing" in refused
+        assert "--of" in run(name, "1", "--of", "billing", "--nats-url", NOBODY, code=2).stderr
 
     def test_an_engine_or_domain_that_is_not_live_is_told_who_is(self, name: str, bus: Bus) -> None:
         told = run(name, "1", "--instance", "engine-9", "--nats-url", bus.url, code=3).stderr
