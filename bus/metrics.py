@@ -4,10 +4,11 @@
 `setup_metrics` gives a `Metrics` that exports by OTLP/HTTP, as the standard variables say: on where
 `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` is set, unless `OTEL_METRICS_EXPORTER` leaves
 `otlp` out or `OTEL_SDK_DISABLED` is true; `OTEL_METRIC_EXPORT_INTERVAL` says how often. Off, it gives a `NullMetrics`,
-which imports nothing, starts no thread and does nothing. What is known already is watched: read when it is exported,
-on OpenTelemetry's own thread. The gateway's Prometheus page is its own (`semkv.consumers.gateway.metrics`).
+which imports nothing, starts no thread and does nothing. Counters and gauges are watched: whoever counts keeps plain
+numbers, which are read when they are exported, on OpenTelemetry's own thread. Only histograms are told each value. The
+gateway's Prometheus page is its own (`semkv.consumers.gateway.metrics`).
 
-Threads: `add` and `record` any, but never a scheduler or forward thread; sources run on the export thread and must not
+Threads: `record` any, but never a scheduler or forward thread; sources run on the export thread and must not
 block. Errors: none reach the caller; a source that fails leaves its metric out, and an exporter's trouble is
 OpenTelemetry's to log. Global state is not touched.
 """
@@ -80,9 +81,6 @@ class NullMetrics:
 
     enabled = False
 
-    def add(self, metric: Metric, value: float, labels: Labels) -> None:
-        """Adds to a counter."""
-
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
         """One value of a histogram."""
 
@@ -103,21 +101,15 @@ class Metrics(NullMetrics):
         self._about = dict(about)
         self._pid = os.getpid()
         self._meter = provider.get_meter("semkv")
-        self._instruments: dict[str, Any] = {}
+        self._histograms: dict[str, Any] = {}
         self._sources: dict[str, list[Source]] = {}
 
-    def add(self, metric: Metric, value: float, labels: Labels) -> None:
-        self._instrument(metric).add(value, {**self._about, **labels})
-
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
-        self._instrument(metric).record(value, {**self._about, **labels})
-
-    def _instrument(self, metric: Metric) -> Any:
-        found = self._instruments.get(metric.name)
+        found = self._histograms.get(metric.name)
         if found is None:
-            make = self._meter.create_counter if metric.kind == COUNTER else self._meter.create_histogram
-            found = self._instruments[metric.name] = make(metric.name, metric.unit, metric.description)
-        return found
+            found = self._meter.create_histogram(metric.name, metric.unit, metric.description)
+            self._histograms[metric.name] = found
+        found.record(value, {**self._about, **labels})
 
     def watch(self, metric: Metric, source: Source) -> None:
         sources = self._sources.setdefault(metric.name, [])

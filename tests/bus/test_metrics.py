@@ -53,8 +53,8 @@ def test_what_is_counted_and_watched_arrives(receiver: OtlpReceiver) -> None:
         held = {"cpu": 10}
         found.watch(metrics.TIER_USED, lambda: [(size, {"tier": tier}) for tier, size in held.items()])
         found.watch(metrics.EVENTS, lambda: [(3, {})])
-        found.add(metrics.COMMANDS, 1, {"op": "prefetch", "state": "succeeded"})
-        found.add(metrics.COMMANDS, 2, {"op": "evict", "state": "failed"})
+        prefetches, evicts = {"op": "prefetch", "state": "succeeded"}, {"op": "evict", "state": "failed"}
+        found.watch(metrics.COMMANDS, lambda: [(1, prefetches), (2, evicts)])
         for seconds in (0.001, 0.2):
             found.record(metrics.RUN, seconds, {"op": "prefetch"})
         receiver.wait(lambda r: r.total("semkv.rank.tier.used", tier="cpu") == 10)
@@ -74,7 +74,7 @@ def test_what_is_counted_and_watched_arrives(receiver: OtlpReceiver) -> None:
 def test_the_last_values_arrive_at_the_end(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "3600000")
     found = setup_metrics("semkv-test", {})
-    found.add(metrics.CHUNKS, 5, {"op": "evict", "status": "removed"})
+    found.watch(metrics.CHUNKS, lambda: [(5, {"op": "evict", "status": "removed"})])
     found.shutdown(5)
     assert receiver.total("semkv.rank.chunks", status="removed") == 5
 
@@ -120,14 +120,13 @@ def test_the_end_does_not_wait_for_a_receiver_that_does_not_answer(monkeypatch: 
         monkeypatch.setenv(METRICS_ENDPOINT, f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "3600")
         found = setup_metrics("semkv-test", {})
-        found.add(metrics.COMMANDS, 1, {"op": "evict", "state": "failed"})
+        found.record(metrics.RUN, 1, {"op": "evict"})
         found.shutdown(0.5)
 
 
 def test_off_imports_nothing_and_does_nothing() -> None:
     found = setup_metrics("semkv-test", {})
     assert type(found) is NullMetrics and not isinstance(found, Metrics)
-    found.add(metrics.COMMANDS, 1, {})
     found.record(metrics.RUN, 1, {})
     found.watch(metrics.WAITING, lambda: [(1, {})])
     found.shutdown()
