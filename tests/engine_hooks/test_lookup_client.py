@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,6 +32,7 @@ from semkv.engine_hooks.lookup_client import (
     upgrade,
 )
 from semkv.engine_hooks.patches.lookup_forward import forward_cancel
+from semkv.engine_hooks.recompute import Recompute
 from tests.engine_hooks.clients import lookup_client
 
 CHUNK = 16
@@ -256,6 +259,38 @@ def test_abort_with_a_client_that_cannot_cancel() -> None:
     with lookup_client(enable_async_loading=False) as client:
         forward_cancel(client)
         client.cancel_lookup("r")
+
+
+def test_the_bypass_client_is_served_by_computing_again(tmp_path: Path) -> None:
+    """It borrows the engine's token database, through which other threads store: nobody listens there."""
+    from lmcache.v1.lookup_client.lmcache_lookup_client_bypass import LMCacheBypassLookupClient
+
+    from tests.support.lmcache_engine import lmcache_engine
+
+    with lmcache_engine(tmp_path) as rig:
+        client = LMCacheBypassLookupClient(rig.config, None, rig.engine)
+        assert not can_listen(client)
+        tokens = rig.tokens(3)
+        wanted = list(rig.store(tokens))
+        assert client.lookup(tokens, "r") == len(tokens)
+        again = Recompute(client.token_database, HashTexts(), SimpleNamespace(skip_last_n_tokens=0))
+        found = again(SimpleNamespace(prompt_token_ids=tokens))
+        assert found is not None and [int(text, 16) for text in found] == wanted
+        forward_cancel(client)
+        client.cancel_lookup("r")
+        rig.engine.lookup_unpin("r")
+
+
+def test_lmcaches_bypass_and_mooncake_clients_answer_under_way_for_ever() -> None:
+    """What docs/engine.md says of them. Where this fails, LMCache has mended it, and the page should say so."""
+    from lmcache.v1.lookup_client.abstract_client import LookupClientInterface
+    from lmcache.v1.lookup_client.lmcache_lookup_client_bypass import LMCacheBypassLookupClient
+    from lmcache.v1.lookup_client.mooncake_lookup_client import MooncakeLookupClient
+
+    for kind in (LMCacheBypassLookupClient, MooncakeLookupClient):
+        client = object.__new__(kind)
+        assert not can_listen(client)
+        assert kind.lookup_cache is LookupClientInterface.lookup_cache and client.lookup_cache("r") is None
 
 
 EDGES = (0, 1, -1, 2**63 - 1, -(2**63), 0x0C16372E41EB4086)

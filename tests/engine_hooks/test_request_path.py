@@ -20,7 +20,7 @@ from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.messages.base import TenantMessage
 from semkv.bus.settings import BusSettings
 from semkv.engine_hooks.event_loop import EventLoop
-from semkv.engine_hooks.lookup_client import HashRecords, upgrade
+from semkv.engine_hooks.lookup_client import TRACE_LABEL, HashRecords, upgrade
 from semkv.engine_hooks.publisher import EventPublisher
 from semkv.engine_hooks.scheduler_side import SchedulerSide
 from semkv.engine_hooks.settings import HookSettings
@@ -105,6 +105,22 @@ def test_tracing_that_is_off_adds_no_call(
         "builtins.Pattern.match",
         "re.Pattern.match",
     }
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+def test_the_ranks_hear_of_a_trace_only_where_spans_go_somewhere(
+    tracing: bool, monkeypatch: pytest.MonkeyPatch, url: str, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SEMKV_TRACE_FILE", raising=False)
+    if tracing:
+        monkeypatch.setenv("SEMKV_TRACE_FILE", str(tmp_path / "trace.json"))
+    with lookup_client() as client:
+        upgrade(client, HashRecords())
+        impl = SimpleNamespace(lookup_client=client, config=SimpleNamespace(chunk_size=16))
+        side = SchedulerSide(HookSettings(), impl, publisher(url), agreement=None)
+        side.before_lookup(request(params={"semkv": {"traceparent": TRACE}}))
+        assert side.records is not None
+        assert list(side.records.labels.values()) == ([{TRACE_LABEL: TRACE}] if tracing else [])
 
 
 class Watched(EventLoop):
