@@ -189,6 +189,9 @@ def check_one(stack: Stack) -> None:
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     ranks = stack.get("GATEWAY", "/memory/engines", bearer)["engines"]
     claim(len(ranks) == 1 and ranks[0]["instance"] == "engine", f"the gateway sees {len(ranks)} rank")
+    shown_there = stack.get("GATEWAY", f"/memory/traces/{trace_id}", bearer)
+    claim(trace_id in json.dumps(shown_there), "the gateway's page can show the trace")
+    claim("semkv" in stack.get("GATEWAY", "/ui/"), "and the page is there")
     try:
         stack.get("GATEWAY", "/memory/engines")
         raise BrokenError("the gateway answered without a token")
