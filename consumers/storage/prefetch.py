@@ -6,9 +6,9 @@ report what it evicted itself; at the end all are looked at once more in one cri
 result speaks of. Nothing is pinned in DDR, no read happens under a lock, and a buffer that was not read whole is never
 registered. What is held stays under half the pool; memory comes from victims that nobody uses, retains or talks about.
 
-A few chunks are on their way at once: this thread finds, allocates and registers while others read. Outcomes count in
-the order of the hashes, so that the answer is that of reading one after another. It waits for other operations' loads
-only while none of its own is on its way, so that two operations cannot wait for each other.
+A few chunks are on their way at once: this thread finds, allocates and registers while another reads, and reads when it
+would have to wait. Outcomes count in the order of the hashes, so that the answer is that of reading one after another.
+It waits for other operations' loads only while none of its own is on its way, so that no two wait for each other.
 
 Threads: one call per pool thread, `readers` for its reads; overlapping calls share loads.
 Errors: statuses, never exceptions for a bad chunk.
@@ -299,7 +299,7 @@ class Prefetch:
 
     def _read_out(self, first: _OnItsWay, reading: Reading) -> ChunkStatus | None:
         """Wait for a read and register what it brought; None if it was not tried."""
-        reading.wait()
+        self._readers.finish(reading)
         if reading.tried:
             self._clock.add(step_name(reading.found.tier), reading.began_ns, reading.ended_ns)
         if isinstance(reading.error, sources.ChunkGoneError):
@@ -330,7 +330,7 @@ class Prefetch:
         """Give back what a chunk on its way holds, once nobody writes into it any more."""
         self._held_bytes -= taken.size
         if taken.reading is not None:
-            taken.reading.wait()
+            self._readers.finish(taken.reading)
             taken.reading.found.close()
             self._inflight.end(self._hashes[taken.index])
             self._loaded_bytes -= taken.size

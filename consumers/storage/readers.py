@@ -3,9 +3,11 @@
 
 A read spends its time in the kernel without Python's lock; the bookkeeping of a chunk takes about a fifth of the time
 its 2 MiB take to read. Done in turns, the one waits for the other; here they overlap, and a disk gets more than one
-request at a time. The threads live as long as the operation that started them, and none is started for one chunk.
+request at a time. Whoever waits for a read does what has not begun meanwhile, so that on a busy machine nothing hangs
+on another thread's being given a core. The threads live as long as the operation that started them; one chunk starts
+none.
 
-Threads: `submit` and `close` from the operation's thread; `before` is called in the reading threads, before each chunk.
+Threads: all but `before` from the operation's thread; `before` in whichever thread reads, before each chunk.
 Errors: none are raised; a read keeps what went wrong.
 """
 
@@ -35,8 +37,13 @@ class Reading:
         self.began_ns = self.ended_ns = 0
         self._done = threading.Event()
 
+    @property
+    def done(self) -> bool:
+        """Whether nobody writes into the object any more."""
+        return self._done.is_set()
+
     def wait(self) -> None:
-        """Return once nobody writes into the object any more."""
+        """Return once it is done."""
         self._done.wait()
 
     def run(self, before: Callable[[], bool]) -> None:
@@ -57,22 +64,30 @@ class Readers:
     """The reading threads of one operation; `before` is asked before each chunk and may wait."""
 
     def __init__(self, chunks: int, before: Callable[[], bool]) -> None:
-        self._count = min(READERS, chunks)
+        self._helpers = min(READERS, chunks) - 1
         self._before = before
         self._over = False
         self._queue: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def submit(self, reading: Reading) -> None:
-        """Have a chunk read; in this thread if it is the only one."""
-        if self._count < 2:
-            reading.run(self._go_on)
-            return
+        """Have a chunk read, by another thread or in `finish`."""
         self._queue.put(reading)
-        if len(self._threads) < self._count:
+        if len(self._threads) < self._helpers:
             thread = threading.Thread(target=self._work, name="semkv-read", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def finish(self, reading: Reading) -> None:
+        """Return once this read is done; until then, do those that have not begun."""
+        while not reading.done:
+            try:
+                waiting = self._queue.get_nowait()
+            except queue.Empty:
+                reading.wait()
+                return
+            if waiting is not None:
+                waiting.run(self._go_on)
 
     def skip_rest(self) -> None:
         """Begin no more reads."""

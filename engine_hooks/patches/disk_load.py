@@ -6,7 +6,7 @@ disk operation then hangs, and with it the storage loop), returns allocated buff
 buffer without ever unpinning it for loads that nobody retrieves, and unpins by key, which hits whatever entry has the
 key then. Here each entry is pinned and unpinned by identity, buffers are protected by their one reference alone, and
 the result is the leading run of chunks that were read whole; the entry of a file that is missing or damaged is
-dropped.
+dropped. What was loaded becomes the youngest on disk with the prefix youngest of all, where LMCache leaves it oldest.
 
 Threads: the coroutine runs on the storage loop, the reads on the disk backend's own threads; no I/O under a lock.
 """
@@ -33,7 +33,6 @@ def _take(backend: Any, keys: list[Any]) -> _Taken:
             if meta is None:
                 break
             meta.pin()
-            backend.cache_policy.update_on_hit(key, backend.dict)
         try:
             memory_obj = backend.local_cpu_backend.allocate(meta.shape, meta.dtype, meta.fmt, busy_loop=False)
         except Exception:
@@ -45,7 +44,16 @@ def _take(backend: Any, keys: list[Any]) -> _Taken:
             logger.warning("no memory for chunk %s while loading from disk: the load stops there", key.chunk_hash_hex)
             break
         taken.append((key, meta, memory_obj))
+    _refresh(backend, taken)
     return taken
+
+
+def _refresh(backend: Any, taken: _Taken) -> None:
+    """Make these the youngest, the prefix youngest of all: without it the rest is of no use."""
+    with backend.disk_lock:
+        for key, meta, _ in reversed(taken):
+            if backend.dict.get(key) is meta:
+                backend.cache_policy.update_on_hit(key, backend.dict)
 
 
 def _give_back(backend: Any, taken: _Taken) -> None:

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
-import mmap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +23,9 @@ from semkv.engine_hooks.patches import (
     apply_all,
     restore_all,
     source_digest,
+    vllm_stop_string,
+    vllm_streaming,
 )
-from tests.support.lmcache_engine import lmcache_engine
 
 HERE = "tests.engine_hooks.patches.test_mechanism:"
 
@@ -118,7 +118,51 @@ def test_all_patches_know_this_lmcache_and_say_why_they_are_there() -> None:
     assert all(patch.reason for patch in PATCHES)
 
 
-def test_the_pool_begins_on_a_page(tmp_path: Path) -> None:
+EVERY_FUNCTION = [
+    pytest.param(patch, replacement, id=f"{patch.name}-{replacement.target.rpartition('.')[2]}")
+    for patch in (*PATCHES, vllm_stop_string.PATCH, vllm_streaming.CHAT, vllm_streaming.TEXT)
+    for replacement in patch.replacements
+]
+
+
+@pytest.mark.parametrize(("patch", "replacement"), EVERY_FUNCTION)
+def test_each_patch_leaves_a_function_it_does_not_know_alone(
+    patch: Patch, replacement: Replacement, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, _, path = replacement.target.partition(":")
+    pytest.importorskip(module.partition(".")[0])
+    owner = functools.reduce(getattr, path.split(".")[:-1], importlib.import_module(module))
+    name = path.rpartition(".")[2]
+    needed = [other for other in PATCHES if other.name in patch.requires]
+    assert all(report.active for report in apply([*needed_by(needed), *needed]))
+
+    def stranger() -> str:
+        return "as it was"
+
+    with monkeypatch.context() as changed, caplog.at_level(logging.WARNING, "semkv.engine_hooks.patches"):
+        changed.setattr(owner, name, stranger)
+        others = {r.target: place(r.target) for r in patch.replacements}
+        report = apply([patch])[0]
+        assert report.state is PatchState.UNKNOWN_FUNCTION
+        assert replacement.target in report.detail
+        assert {r.target: place(r.target) for r in patch.replacements} == others, "all or nothing"
+        assert [record.message for record in caplog.records] == [f"patch {patch.name} is left out: {report.detail}"]
+
+
+def needed_by(patches: list[Patch]) -> list[Patch]:
+    """What these patches stand on themselves."""
+    names = {name for patch in patches for name in patch.requires}
+    return [patch for patch in PATCHES if patch.name in names]
+
+
+def place(target: str) -> Any:
+    module, _, path = target.partition(":")
+    return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_each_patch_goes_in_once(patch: Patch) -> None:
     apply_all()
-    with lmcache_engine(tmp_path) as rig:
-        assert rig.cpu.memory_allocator.buffer.data_ptr() % mmap.PAGESIZE == 0
+    before = [place(replacement.target) for replacement in patch.replacements]
+    assert apply([patch])[0].state is PatchState.ALREADY
+    assert [place(replacement.target) for replacement in patch.replacements] == before
