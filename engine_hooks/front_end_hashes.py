@@ -111,7 +111,8 @@ class FrontEndHashes:
         skip = int(self.vllm_config.kv_transfer_config.get_from_extra_config("skip_last_n_tokens", 0) or 0)
         if skip > 0:
             tokens = tokens[:-skip]
-        return self._texts.of(list(self._database.process_tokens(tokens, make_key=False)))
+        texts: list[str] = self._texts.of(list(self._database.process_tokens(tokens, make_key=False)))
+        return texts
 
 
 def lmcache_config(transfer: Any) -> Any:
