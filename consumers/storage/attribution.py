@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from semkv.consumers.storage.backends import Backends
 from semkv.consumers.storage.prefetch import Loaded
 
 logger = logging.getLogger("semkv.consumers.storage")
@@ -82,6 +83,7 @@ class Attribution:
         self._clock = clock
         self._open_s = open_s
         self._lock = threading.Lock()
+        self._backends: Backends | None = None
         self._commands: dict[str, _Command] = {}
         self._running: dict[str, _Command] = {}
         self._over: list[Outcome] = []
@@ -91,6 +93,7 @@ class Attribution:
 
     def watch_device(self, engine: Any) -> None:
         """Listen to what the engine's device connector receives, on this engine's connector only."""
+        self._backends = Backends(engine)
         load = engine.gpu_connector.batched_to_gpu
         if hasattr(load, _MARK):
             return
@@ -107,7 +110,7 @@ class Attribution:
         try:
             action(*arguments)
         except Exception:
-            logger.exception("a hit could not be attributed")
+            logger.exception("what a prefetch was worth could not be told")
 
     def begins(self, command_id: str, hashes: tuple[int, ...]) -> None:
         """A prefetch means to bring these in."""
@@ -119,7 +122,9 @@ class Attribution:
         with self._lock:
             self._forget(self._by_hash.get(chunk.chunk_hash), "wasted")
             self._forget(id(chunk.memory_obj), "wasted")  # of an object that is gone, and whose address is used again
-            command = self._commands[chunk.command_id]
+            command = self._commands.get(chunk.command_id)
+            if command is None:
+                return
             command.open += 1
             command.outcome.bytes += chunk.size
             self._by_identity[id(chunk.memory_obj)] = _Chunk(
@@ -144,10 +149,31 @@ class Attribution:
                 self._requests[request_id] = named
                 if len(self._requests) > REQUESTS:
                     self._requests.popitem(last=False)
-            for command in self._running.values():
-                pending = {h for h in hashes if h in command.planned and h not in self._by_hash}
-                command.outcome.late += len(pending - command.late)
-                command.late |= pending
+            pending = {
+                command.outcome.command_id: late
+                for command in self._running.values()
+                if (late := {h for h in hashes if h in command.planned and h not in self._by_hash} - command.late)
+            }
+        if pending:
+            self._count_late(pending)
+
+    def _count_late(self, pending: dict[str, set[int]]) -> None:
+        """Count what is not in DDR so far: a prefetch names chunks that are there already, too."""
+        hot = self._hot(set().union(*pending.values()))
+        with self._lock:
+            for command_id, late in pending.items():
+                command = self._running.get(command_id)
+                if command is not None:
+                    new = late - command.late - hot
+                    command.outcome.late += len(new)
+                    command.late |= new
+
+    def _hot(self, hashes: set[int]) -> set[int]:
+        if self._backends is None:
+            return set()
+        # Membership only, without the lock: the thread that answers lookups must not wait for anybody.
+        hot_cache = self._backends.cpu.hot_cache
+        return {h for h, key in zip(hashes, self._backends.keys(hashes), strict=True) if key in hot_cache}
 
     def received(self, memory_objs: Sequence[Any], ends: Sequence[int], call: dict[str, Any]) -> None:
         """The device connector is about to load these objects."""
@@ -200,14 +226,16 @@ class Attribution:
             return
         if self._by_hash.get(chunk.chunk_hash) == identity:
             del self._by_hash[chunk.chunk_hash]
-        command = self._commands[chunk.command_id]
+        command = self._commands.get(chunk.command_id)
+        if command is None:
+            return
         command.open -= 1
         setattr(command.outcome, how, getattr(command.outcome, how) + 1)
         self._settle(chunk.command_id)
 
     def _settle(self, command_id: str) -> None:
-        command = self._commands[command_id]
-        if command.open == 0 and command_id not in self._running:
+        command = self._commands.get(command_id)
+        if command is not None and command.open == 0 and command_id not in self._running:
             del self._commands[command_id]
             self._over.append(command.outcome)
 
@@ -215,4 +243,4 @@ class Attribution:
         with self._lock:
             over, self._over = self._over, []
         for outcome in over:
-            self._on_outcome(outcome)
+            self._guard(self._on_outcome, outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,9 @@ async def test_storage_learns_the_commands_name_and_spans_can_be_linked_to(
         b'{"command_id": "traced", "client": "somebody", "chunk_hashes": ["0000000000000001"]}',
         headers={"traceparent": CONTEXT.traceparent},
     )
-    while worker.traces.get("default.traced") in (None, CONTEXT):  # noqa: ASYNC110 - another thread's doing
-        await asyncio.sleep(0.02)
+    until = time.monotonic() + 20
+    while worker.traces.get("default.traced") in (None, CONTEXT) and time.monotonic() < until:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)  # another thread's doing
     await connection.close()
     assert names == ["default.traced"]
     assert during == [CONTEXT], "while the command runs, the place it came from"

@@ -165,3 +165,32 @@ def test_requests_that_never_end_are_forgotten(scene: Scene, monkeypatch: pytest
     scene.attribution.finished(["r9"])
     scene.attribution.sweep()
     assert [counted(outcome) for outcome in scene.told] == [(0, 4, 0, 0)]
+
+
+def test_what_was_in_ddr_already_is_not_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four chunks are hot before the prefetch begins: a request that comes meanwhile lacks the others only."""
+    scene.rig.retrieve(scene.rig.lookup(scene.tokens[: len(scene.tokens) // 2]), scene.tokens[: len(scene.tokens) // 2])
+    scene.rig.wait_for(lambda: len(scene.rig.cpu.hot_cache) == 2, "the first two chunks")
+    real = files.read_full
+    asked: list[str] = []
+
+    def during(*args: Any, **kwargs: Any) -> int:
+        if not asked:
+            asked.append("r1")
+            scene.attribution.looked_up("r1", scene.hashes)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(files, "read_full", during)
+    scene.prefetch()
+    scene.request("r2")
+    assert [counted(outcome) for outcome in scene.told] == [(2, 0, 2, 0)]
+
+
+def test_a_bug_in_whoever_is_told_costs_the_prefetch_nothing(rig: Rig) -> None:
+    def broken(_: Outcome) -> None:
+        raise RuntimeError("on purpose")
+
+    storage = LMCacheStorage(rig.engine, Nobody(), watch=Attribution(broken))
+    result = storage.prefetch((1, 2), control=Control(command_id="c1"))
+    assert result.counts == {"missing": 1, "unreachable": 1}
+    rig.check()
