@@ -3,7 +3,8 @@
 
 Read from the engine's configuration alone, so that the scheduler, which owns no pages, and the workers agree.
 vLLM packs K inside a page for the instruction set at hand, so a page of a non-MLA model is opaque: it can be moved
-whole and means nothing to an engine with another tag. Errors: `EngineLayoutError` naming what was found.
+whole and means nothing to an engine with another tag. The rows of latent attention are plain. Errors:
+`EngineLayoutError` naming what was found.
 """
 
 from __future__ import annotations
@@ -30,10 +31,8 @@ class CpuLayout:
     isa: str
     cache_dtype: str
 
-    @property
-    def opaque(self) -> bool:
-        """Whether the inside of a page has an order of its own, so that only whole pages can be moved."""
-        return self.format != LATENT or self.isa != "plain"
+    # Objects are whole blocks, tails filled up: only engines with the same blocks can read them, whatever is inside.
+    opaque = True
 
     @property
     def tag(self) -> str:

@@ -117,7 +117,7 @@ def test_metadata_tells_layouts_apart_and_counts_whole_blocks() -> None:
         fit(mine, 1001)
     latent = metadata(kv_shape=(2, 1, 64, 1, 576), use_mla=True)
     adopt(latent, CpuLayout(LATENT, 32, "plain", "auto"))
-    assert latent.model_name == "m"  # rows of tokens, readable by anyone
+    assert latent.model_name == "m+nl_x_nb_bs_hs.b32.plain"  # plain rows, but tails are as long as the blocks
 
 
 def config(**values: Any) -> Any:
