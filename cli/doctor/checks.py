@@ -32,6 +32,7 @@ from semkv.bus.messages import EngineInfo
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.bus.streams import AGENT, ENGINE, stream_configs, stream_info
+from semkv.engine_hooks import settings
 
 ANSWER_S = 5.0
 _NOBODYS = 1
@@ -62,13 +63,22 @@ class Finding:
 def environment(env: Mapping[str, str]) -> list[Finding]:
     """The variables that an engine started from here would get."""
     found = []
-    if not env.get("SEMKV_NATS_URL"):
+    try:
+        direct = settings.direct(env)
+    except settings.SettingError as error:
+        direct = False
+        found.append(Finding("environment", Level.BAD, f"engines started from here are not hooked: {error}"))
+    if direct:
+        found.append(
+            Finding("environment", Level.OK, "SEMKV_DIRECT is set: engines answer agents on LMCache's own server")
+        )
+    elif not env.get("SEMKV_NATS_URL"):
         found.append(
             Finding(
                 "environment",
                 Level.WARN,
                 "SEMKV_NATS_URL is not set: engines started from here are not hooked",
-                "export SEMKV_NATS_URL=nats://HOST:4222",
+                "export SEMKV_NATS_URL=nats://HOST:4222, or SEMKV_DIRECT=1 for two routes without NATS",
             )
         )
     allowed = env.get("VLLM_PLUGINS")

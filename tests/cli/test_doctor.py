@@ -87,6 +87,16 @@ def test_plugins_that_leave_semkv_out(nats_server: EmbeddedServer, rank_of: Rank
     assert wrong(doctor(nats_server.url, 0, VLLM_PLUGINS="other,semkv")) == []
 
 
+@pytest.mark.parametrize(
+    ("direct", "level", "said"),
+    [("1", "ok", "SEMKV_DIRECT is set"), ("perhaps", "bad", "'perhaps'"), ("0", "warn", "SEMKV_NATS_URL is not set")],
+)
+def test_an_engine_without_nats(direct: str, level: str, said: str) -> None:
+    found = checks.environment({"SEMKV_DIRECT": direct, "PYTHONHASHSEED": "0"})
+    row = next(row for row in found if row.topic == "environment")
+    assert (row.level.value, said in row.text) == (level, True)
+
+
 @pytest.mark.parametrize("seed", ["random", ""])
 def test_a_seed_that_is_no_number(seed: str) -> None:
     environment = {"SEMKV_NATS_URL": "nats://x", **({"PYTHONHASHSEED": seed} if seed else {})}
