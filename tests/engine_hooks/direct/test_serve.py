@@ -72,9 +72,11 @@ def test_one_app_for_the_process_and_only_when_asked_for(host: str, monkeypatch:
     serve.serve_scheduler(config(internal_api_server_host=host, internal_api_server_port_start=7100), 2)
     assert sorted(served()) == ["/memory/evict", "/memory/prefetch"]
     named = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "::1": "[::1]"}[host]
-    assert list(serve._ranks.storage) == [0]
+    serve.serve_rank(config(internal_api_server_host=host), 1, None)
+    assert (list(serve._ranks.storage), serve._ranks.passive) == ([0], {1})
     serve.forget_rank(0)
-    assert not serve._ranks.storage
+    serve.forget_rank(1)
+    assert not serve._ranks.storage and not serve._ranks.passive
     assert api_server.app.state.semkv_direct == {0: f"http://{named}:7101", 1: f"http://{named}:7102"}
 
 
