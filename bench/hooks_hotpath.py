@@ -73,8 +73,8 @@ class _Prepared:
 
 
 @contextlib.contextmanager
-def _rig(url: str) -> Iterator[Callable[[list[tuple[int, int, int]], Any], float]]:
-    """Gives a function: microseconds that the hooks add to one request with these chunks."""
+def _rig(url: str) -> Iterator[Callable[..., float]]:
+    """Gives a function (chunks, request, cold=False): microseconds that the hooks add to that request."""
     from semkv.bus.settings import BusSettings
     from semkv.engine_hooks.event_loop import EventLoop
     from semkv.engine_hooks.lookup_client import TENANT_LABEL, HashRecords, upgrade
@@ -129,7 +129,8 @@ def _rig(url: str) -> Iterator[Callable[[list[tuple[int, int, int]], Any], float
 
 def _added(url: str, *, cold: bool = False, rounds: int = ROUNDS, pace_s: float = PACE_S) -> tuple[float, float]:
     """Microseconds added per request: p50 and p99 over rounds."""
-    turns, values = _turns(7), []
+    turns = _turns(7)
+    values: list[float] = []
     with _rig(url) as added:
         for number in range(rounds + WARM):
             values.append(added(next(turns), _request(number, [1] * 8), cold=cold))
@@ -139,7 +140,8 @@ def _added(url: str, *, cold: bool = False, rounds: int = ROUNDS, pace_s: float 
 
 def _tracing(url: str, file: Path, rounds: int = ROUNDS) -> dict[str, float]:
     """The same requests, each with a trace of its own, with tracing off and on, in the same rounds."""
-    turns, values = _turns(9), {"off": [], "on": []}  # type: dict[str, list[float]]
+    turns = _turns(9)
+    values: dict[str, list[float]] = {"off": [], "on": []}
     with contextlib.ExitStack() as stack:
         rigs = {"off": stack.enter_context(_rig(url))}
         with _environment(SEMKV_TRACE_FILE=str(file)):

@@ -72,7 +72,7 @@ def _watched(side: SchedulerSide, client: Any, one: Any) -> set[str]:
         answer = side.finished(ended(one), side.before_finished(one), (False, None))
     finally:
         sys.setprofile(None)
-    assert len(answer[1]["chunk_hashes"]) == 25
+    assert answer[1] is not None and len(answer[1]["chunk_hashes"]) == 25
     assert side.failures == 0
     assert "semkv.engine_hooks.publisher.offer" in seen, "this test needs to see the calls"
     return seen

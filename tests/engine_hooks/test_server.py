@@ -141,6 +141,39 @@ def test_streaming_with_choices(rig: Rig) -> None:
     assert list(events[0].chunk_hashes) == expected_hashes(rig, tokens_of(rig, {"prompt": text}))
 
 
+def test_choices_of_one_answer(rig: Rig) -> None:
+    messages = [{"role": "user", "content": prompt("several choices")}]
+    answer = rig.client.chat.completions.create(model="tiny", messages=messages, max_tokens=3, n=2, temperature=1.0)
+    events = rig.seen.finished(answer.id, count=2)
+    assert {event.index for event in events} == {0, 1}
+    wanted = expected_hashes(rig, tokens_of(rig, {"messages": messages}))
+    assert [list(event.chunk_hashes) for event in events] == [wanted, wanted]
+    assert answer.kv_transfer_params["chunk_hashes"] == [hashes.to_legacy(value) for value in wanted]
+
+
+def test_the_id_that_a_caller_chose(rig: Rig) -> None:
+    own = "my-own_1-0"
+    answer = rig.client.completions.create(
+        model="tiny", prompt=prompt("an id of its own"), max_tokens=2, extra_headers={"X-Request-Id": own}
+    )
+    assert answer.id == f"cmpl-{own}"
+    (event,) = rig.seen.finished(answer.id)
+    assert event.index == 0 and event.hashes_status == "known"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_knows_nothing_of_it_reads_the_answer(rig: Rig, stream: bool) -> None:
+    """Every part of the answer is what the official client's own types say, checked by them."""
+    strict = openai.OpenAI(
+        base_url=rig.server.url + "/v1", api_key="-", max_retries=0, _strict_response_validation=True
+    )
+    answer: Any = strict.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": prompt("strict")}], max_tokens=3, stream=stream
+    )
+    reasons = [part.choices[0].finish_reason for part in (list(answer) if stream else [answer]) if part.choices]
+    assert reasons[-1] == "length" and set(reasons[:-1]) <= {None}
+
+
 def first_text(rig: Rig, text: str) -> str:
     answer = rig.client.completions.create(model="tiny", prompt=text, max_tokens=24, temperature=0)
     return answer.choices[0].text

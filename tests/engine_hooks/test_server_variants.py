@@ -10,8 +10,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ import pytest
 from semkv.bus.connection import Link, connect_nats
 from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.messages import EngineInfo
+from semkv.bus.messages.finished import Finished
 from semkv.bus.registry import EngineRegistry
 from semkv.bus.settings import BusSettings
 from semkv.cli.devengine.lmcache_config import LMCacheConfig
 from semkv.cli.devengine.server import VLLMServer
-from tests.engine_hooks.capture import Capture, stored_events
+from tests.engine_hooks.capture import Capture
 from tests.engine_hooks.test_chain_hash import by_definition
 from tests.support.vllm_server import tiny_server
 
@@ -38,6 +40,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("v")
 
 
+@dataclass
+class Rig:
+    """One server and what it publishes."""
+
+    server: VLLMServer
+    seen: Capture
+
+    def known(self, answer: dict[str, Any]) -> Finished:
+        """The event of an answer, which says the same as the answer."""
+        (event,) = self.seen.finished(answer["id"])
+        assert event.hashes_status == "known", event.reason
+        assert answer["kv_transfer_params"]["chunk_hashes"] == legacy(event.chunk_hashes)
+        return event
+
+
+def legacy(hashes: Sequence[int]) -> list[str]:
+    return [f"{value:x}" for value in hashes]
+
+
 @contextlib.contextmanager
 def serving(folder: Path, nats_url: str, lmcache: dict[str, Any], **options: Any) -> Iterator[VLLMServer]:
     config = LMCacheConfig(disk=folder / "disk", **lmcache)
@@ -47,6 +68,17 @@ def serving(folder: Path, nats_url: str, lmcache: dict[str, Any], **options: Any
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def variant(folder: Path, lmcache: dict[str, Any], **options: Any) -> Iterator[Rig]:
+    """A server in this configuration, a NATS server, and a subscriber."""
+    with (
+        EmbeddedServer(folder / "nats") as nats,
+        Capture(nats.url) as seen,
+        serving(folder, nats.url, lmcache, **options) as server,
+    ):
+        yield Rig(server, seen)
 
 
 def complete(server: VLLMServer, prompt: str, **options: Any) -> dict[str, Any]:
@@ -89,19 +121,15 @@ def leave(connection: http.client.HTTPConnection) -> None:
 
 def test_blake3_unfull_chunks_prefix_caching_and_preemption(folder: Path) -> None:
     """Without any stable root in Python's own hash: scheduler, worker and API server agree all the same."""
-    with (
-        EmbeddedServer(folder / "nats") as nats,
-        Capture(nats.url) as seen,
-        serving(
-            folder,
-            nats.url,
-            {"chunk_size": 32, "save_unfull_chunk": True, "extra": {"semkv_hash_algorithm": "blake3"}},
-            prefix_caching=True,
-            max_model_len=512,
-            arguments=["--num-gpu-blocks-override", "20", "--max-num-batched-tokens", "128"],
-            environment={"PYTHONHASHSEED": "random"},
-        ) as server,
-    ):
+    with variant(
+        folder,
+        {"chunk_size": 32, "save_unfull_chunk": True, "extra": {"semkv_hash_algorithm": "blake3"}},
+        prefix_caching=True,
+        max_model_len=512,
+        arguments=["--num-gpu-blocks-override", "20", "--max-num-batched-tokens", "128"],
+        environment={"PYTHONHASHSEED": "random"},
+    ) as rig:
+        server, seen = rig.server, rig.seen
         model = str(server.options.model)
 
         def wanted(text: str) -> list[int]:
@@ -109,12 +137,8 @@ def test_blake3_unfull_chunks_prefix_caching_and_preemption(folder: Path) -> Non
 
         text = "blake three " + TEXT * 12
         answers = [complete(server, text) for _ in range(3)]
-        for answer in answers:
-            (event,) = seen.finished(answer["id"])
-            assert event.hashes_status == "known", event.reason
-            assert list(event.chunk_hashes) == wanted(text)
-            assert answer["kv_transfer_params"]["chunk_hashes"] == [f"{value:x}" for value in event.chunk_hashes]
-        events = [seen.finished(answer["id"])[0] for answer in answers]
+        events = [rig.known(answer) for answer in answers]
+        assert {event.chunk_hashes for event in events} == {tuple(wanted(text))}
         assert events[0].lmcache_hit_tokens == 0
         assert events[1].lmcache_hit_tokens, "the worker stores under the names that the scheduler asks for"
         assert len({answer["choices"][0]["text"] for answer in answers}) == 1
@@ -125,7 +149,7 @@ def test_blake3_unfull_chunks_prefix_caching_and_preemption(folder: Path) -> Non
         )
         answer = complete(server, text, max_tokens=24, stop=[stop])
         assert answer["choices"][0]["finish_reason"] == "stop"
-        assert answer["kv_transfer_params"]["chunk_hashes"] == [f"{value:x}" for value in wanted(text)]
+        assert answer["kv_transfer_params"]["chunk_hashes"] == legacy(wanted(text))
 
         # More than the pages hold: requests are preempted, and looked up again with generated tokens in the list.
         texts = [f"preempted {number} " + TEXT * 8 for number in range(4)]
@@ -142,49 +166,14 @@ def test_blake3_unfull_chunks_prefix_caching_and_preemption(folder: Path) -> Non
             assert event.generated_tokens == 200
 
 
-def test_two_ranks_and_an_engine_started_before_nats(folder: Path) -> None:
-    nats = EmbeddedServer(folder / "nats")
-    nats.start()
-    nats.stop()
-    try:
-        with serving(folder, nats.url, {}, tensor_parallel=2) as server:
-            first = complete(server, "before nats " + TEXT * 12)
-            assert first["kv_transfer_params"]["chunk_hashes"]
-            nats.start()
-            deadline = time.monotonic() + 30
-            while len(live_ranks(nats.url)) < 2 and time.monotonic() < deadline:
-                time.sleep(0.2)
-            ranks = live_ranks(nats.url)
-            assert [(info.rank, info.world_size, str(info.role)) for info in ranks] == [
-                (0, 2, "storage"),
-                (1, 2, "storage"),
-            ]
-            assert len({info.hash_domain.fingerprint for info in ranks}) == 1
-            answers = [first, *(complete(server, f"after {number} " + TEXT * 12) for number in range(5))]
-            stored: list[Any] = []
-            while {a["id"] for a in answers} - {e.request_id for e in stored} and time.monotonic() < deadline + 30:
-                stored = stored_events(nats.url)
-            # The stream keeps what was published after a rank made it; the first event may have come before.
-            seen = [event for event in stored if event.request_id != first["id"]]
-            assert sorted(event.request_id for event in seen) == sorted(answer["id"] for answer in answers[1:])
-            assert all(event.hashes_status == "known" for event in stored)
-            assert all(event.domain == ranks[0].hash_domain.fingerprint for event in stored)
-    finally:
-        nats.stop()
-
-
 def test_no_stable_root_and_decorated_lookup_clients(folder: Path) -> None:
     """PYTHONHASHSEED is no number: no hash is ever shown. Aborts pass through LMCache's decorators."""
-    with (
-        EmbeddedServer(folder / "nats") as nats,
-        Capture(nats.url) as seen,
-        serving(
-            folder,
-            nats.url,
-            {"settings": {"hit_miss_ratio": 0.5, "enable_chunk_statistics": True, "lookup_timeout_ms": 300}},
-            environment={"PYTHONHASHSEED": "random"},
-        ) as server,
-    ):
+    with variant(
+        folder,
+        {"settings": {"hit_miss_ratio": 0.5, "enable_chunk_statistics": True, "lookup_timeout_ms": 300}},
+        environment={"PYTHONHASHSEED": "random"},
+    ) as rig:
+        server, seen = rig.server, rig.seen
         answer = complete(server, "unstable " + TEXT * 12)
         assert "chunk_hashes" not in (answer["kv_transfer_params"] or {})
         (event,) = seen.finished(answer["id"])
@@ -210,25 +199,20 @@ def test_the_named_connector_without_plugins_and_the_sync_lookup_client(folder: 
         "kv_role": "kv_both",
         "engine_id": "named",
     }
-    with (
-        EmbeddedServer(folder / "nats") as nats,
-        Capture(nats.url) as seen,
-        serving(
-            folder,
-            nats.url,
-            {"chunk_size": 1024, "async_loading": False},
-            arguments=["--kv-transfer-config", json.dumps(transfer)],
-            environment={"VLLM_PLUGINS": "some_other_plugin"},
-        ) as server,
-    ):
+    with variant(
+        folder,
+        {"chunk_size": 1024, "async_loading": False},
+        arguments=["--kv-transfer-config", json.dumps(transfer)],
+        environment={"VLLM_PLUGINS": "some_other_plugin"},
+    ) as rig:
+        server, seen = rig.server, rig.seen
         text = "named " + TEXT * 200
         answers = [complete(server, text) for _ in range(2)]
-        for answer in answers:
-            (event,) = seen.finished(answer["id"])
+        events = [rig.known(answer) for answer in answers]
+        for event in events:
             assert event.instance == "named" and event.chunk_size == 1024
             assert len(event.chunk_hashes) == event.prompt_tokens // 1024 >= 1
-            assert answer["kv_transfer_params"]["chunk_hashes"] == [f"{value:x}" for value in event.chunk_hashes]
-        assert seen.finished(answers[1]["id"])[0].lmcache_hit_tokens
+        assert events[1].lmcache_hit_tokens
         # Shutting down drains within a second: what finished just before is published.
         last = complete(server, "last words " + TEXT * 12)
         server.stop()
@@ -237,24 +221,16 @@ def test_the_named_connector_without_plugins_and_the_sync_lookup_client(folder: 
 
 
 def test_data_parallel_engines_publish_each_request_once(folder: Path) -> None:
-    with (
-        EmbeddedServer(folder / "nats") as nats,
-        Capture(nats.url) as seen,
-        serving(
-            folder,
-            nats.url,
-            # The two engines read one configuration, and two engines must not share a disk folder.
-            {"settings": {"local_disk": None, "max_local_disk_size": 0.0}},
-            arguments=["--data-parallel-size", "2"],
-            max_model_len=1024,
-        ) as server,
-    ):
+    with variant(
+        folder,
+        # The two engines read one configuration, and two engines must not share a disk folder.
+        {"settings": {"local_disk": None, "max_local_disk_size": 0.0}},
+        arguments=["--data-parallel-size", "2"],
+        max_model_len=1024,
+    ) as rig:
         with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda n: complete(server, f"parallel {n} " + TEXT * 12), range(8)))
-        events = [event for answer in answers for event in seen.finished(answer["id"])]
+            answers = list(pool.map(lambda n: complete(rig.server, f"parallel {n} " + TEXT * 12), range(8)))
+        events = [rig.known(answer) for answer in answers]
         time.sleep(1.0)
-        assert len(seen.events()) == len(answers), "exactly one event for each request"
+        assert len(rig.seen.events()) == len(answers), "exactly one event for each request"
         assert {event.instance for event in events} == {"engine_dp0", "engine_dp1"}
-        assert all(event.hashes_status == "known" for event in events), {event.reason for event in events}
-        for answer, event in zip(answers, events, strict=True):
-            assert answer["kv_transfer_params"]["chunk_hashes"] == [f"{value:x}" for value in event.chunk_hashes]
