@@ -213,3 +213,60 @@ def test_frozen_and_bypassed_backends_are_skipped(rig: Rig, storage: LMCacheStor
     rig.manager.set_backend_bypass("LocalDiskBackend", False)
     assert storage.prefetch(hashes).chunk_status == (ChunkStatus.LOADED,)
     rig.check()
+
+
+class OtherBackendStandIn:
+    """Stands in for a storage backend that semkv does not operate on."""
+
+    def __str__(self) -> str:
+        return "GdsBackend"
+
+
+def test_a_backend_that_is_not_operated_on_is_named_while_the_others_are_done(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = rig.store(rig.tokens(2))
+    monkeypatch.setitem(rig.manager.storage_backends, "GdsBackend", OtherBackendStandIn())
+    result = storage.evict(hashes)
+    assert result.chunk_status == (ChunkStatus.UNSUPPORTED,) * 2
+    assert result.reason == "GdsBackend is not operated on"
+    assert result.bytes_by_tier == {"cpu": 2 * rig.chunk_bytes, "disk": 2 * rig.chunk_bytes}
+    monkeypatch.undo()
+    assert storage.locate(hashes).chunk_tiers == ((), ())
+    rig.check()
+
+
+class ControllerStandIn:
+    """Stands in for what tells LMCache's controller: keeps the messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, int]] = []
+
+    def add_kv_op(self, op_type: object, key: int) -> None:
+        self.messages.append((str(getattr(op_type, "name", op_type)), key))
+
+
+def test_lmcaches_controller_is_told_what_left_each_tier(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = rig.store(rig.tokens(2))
+    told = {backend: ControllerStandIn() for backend in (rig.cpu, rig.disk)}
+    for backend, controller in told.items():
+        monkeypatch.setattr(backend, "batched_msg_sender", controller)
+    storage.evict(hashes)
+    expected = [("EVICT", hashes[1]), ("EVICT", hashes[0])]
+    assert [controller.messages for controller in told.values()] == [expected, expected]
+    rig.check()
+
+
+def test_ddr_is_really_free_again(rig: Rig, storage: LMCacheStorage) -> None:
+    hashes = rig.store(rig.tokens(16))
+    shape = rig.device.get_shape(rig.chunk_size)
+    dtype = rig.engine.metadata.kv_dtype
+    assert rig.cpu.allocate(shape, dtype, eviction=False, busy_loop=False) is None, "the pool is full"
+    storage.evict(hashes[12:], tiers=(Tier.CPU,))
+    taken = [rig.cpu.allocate(shape, dtype, eviction=False, busy_loop=False) for _ in range(5)]
+    assert [obj is not None for obj in taken] == [True] * 4 + [False]
+    for obj in taken[:4]:
+        obj.ref_count_down()
+    rig.check()

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a prefetch promises while others change the caches under it: each change happens during one of its reads."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semkv.bus.status import ChunkStatus, Order, State
+from semkv.consumers.storage import files
+from semkv.consumers.storage.lmcache import LMCacheStorage
+from semkv.consumers.storage.ops import Control
+from tests.support.lmcache_engine import PagedStandIn, Rig, checksum
+
+LOADED, THERE, MISSING = ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE, ChunkStatus.MISSING
+FAILED, NOT_TRIED = ChunkStatus.FAILED, ChunkStatus.NOT_TRIED
+
+
+def on_disk(rig: Rig, chunks: int) -> tuple[int, ...]:
+    """Store a prompt and leave it on disk only."""
+    tokens = rig.tokens(chunks)
+    hashes = rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    return hashes
+
+
+def during_the_read_of(
+    rig: Rig, chunk: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], *, after: bool = False
+) -> None:
+    """Do `work` in the middle of a prefetch: before (or after) this chunk of the rig's prompt is read."""
+    path = rig.disk.dict[rig.keys(rig.tokens(chunk + 1))[chunk]].path
+    real = files.read_full
+
+    def read_full(asked: str, *args: object, **kwargs: object) -> int:
+        if asked == path and not after:
+            work()
+        done = real(asked, *args, **kwargs)  # type: ignore[arg-type]
+        if asked == path and after:
+            work()
+        return done
+
+    monkeypatch.setattr(files, "read_full", read_full)
+
+
+def test_what_is_held_is_referenced_and_never_pinned(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 3)
+    storage.prefetch(hashes[:1])
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        obj = rig.cpu.hot_cache[rig.keys(rig.tokens(1))[0]]
+        seen.append((obj.get_ref_count(), obj.metadata.pin_count))
+
+    during_the_read_of(rig, 2, monkeypatch, look)
+    assert storage.prefetch(hashes).chunk_status == (THERE, LOADED, LOADED)
+    assert seen == [(2, 0)], "LMCache's pin monitor gives pins away after 300 s"
+    rig.check()
+
+
+def test_a_hot_entry_whose_memory_is_freed_is_dropped_and_loaded_anew(rig: Rig, storage: LMCacheStorage) -> None:
+    tokens = rig.tokens(2)
+    hashes = rig.store(tokens)
+    dead = rig.cpu.hot_cache[rig.keys(tokens)[0]]
+    dead.ref_count_down()  # as a double release would
+    assert not dead.is_valid()
+    assert storage.locate(hashes).chunk_tiers[0] == ("disk",)
+    assert storage.prefetch(hashes, dry_run=True).chunk_status == (LOADED, THERE)
+    assert storage.prefetch(hashes).chunk_status == (LOADED, THERE)
+    rig.check()
+
+
+def test_the_entry_that_was_pinned_is_the_one_that_is_unpinned(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 1)
+    key = rig.keys(rig.tokens(1))[0]
+    before = rig.disk.dict[key]
+    after = dataclasses.replace(before, pin_count=0)
+    pins: list[int] = []
+
+    def replace() -> None:
+        pins.append(before.pin_count)
+        with rig.disk.disk_lock:
+            rig.disk.dict[key] = after
+            after.pin()  # another's pin, of the new entry
+
+    during_the_read_of(rig, 0, monkeypatch, replace)
+    assert storage.prefetch(hashes).chunk_status == (LOADED,)
+    assert pins == [1], "it could not be evicted while it was read"
+    assert (before.pin_count, after.pin_count) == (0, 1)
+    after.unpin()
+    rig.check()
+
+
+def test_the_object_that_was_faster_is_the_one_that_counts(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 2)
+    tokens = rig.tokens(2)
+    key = rig.keys(tokens)[0]
+
+    def overtake() -> None:
+        obj = rig.cpu.allocate(rig.device.get_shape(rig.chunk_size), rig.engine.metadata.kv_dtype, busy_loop=False)
+        PagedStandIn.fill(obj, 0, tokens[: rig.chunk_size])
+        rig.cpu.submit_put_task(key, obj)
+        obj.ref_count_down()
+
+    during_the_read_of(rig, 0, monkeypatch, overtake)
+    result = storage.prefetch(hashes, budget_bytes=rig.chunk_bytes)
+    assert result.chunk_status == (THERE, LOADED), "what others brought is not of this budget"
+    assert result.bytes_by_tier == {"disk": rig.chunk_bytes}
+    rig.check()
+
+
+def test_what_goes_before_the_end_is_not_reported(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 3)
+    storage.prefetch(hashes[:1])
+    key = rig.keys(rig.tokens(1))[0]
+    during_the_read_of(rig, 2, monkeypatch, lambda: rig.cpu.remove(key, force=True))  # as LMCache's own clear does
+    result = storage.prefetch(hashes)
+    assert result.chunk_status == (MISSING, LOADED, LOADED)
+    assert result.usable_prefix == 0
+    assert result.state is State.PARTIAL
+    rig.check()
+
+
+def test_expiry_on_the_way_says_how_many_were_loaded(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 8)
+    control = Control(time.monotonic_ns() + 10**12)
+
+    def expire() -> None:
+        control.deadline_ns = 0
+
+    during_the_read_of(rig, 2, monkeypatch, expire)
+    result = storage.prefetch(hashes, control=control)
+    assert result.state is State.EXPIRED
+    loaded = result.usable_prefix
+    assert 3 <= loaded <= 4, "reads that had begun are counted"
+    assert result.chunk_status == (LOADED,) * loaded + (NOT_TRIED,) * (8 - loaded)
+    assert result.reason == f"expired after {loaded} of 8 chunks"
+    rig.check()
+
+
+def test_a_chunk_is_read_straight_into_its_memory_in_one_request(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 2)
+    asked: list[tuple[int, int]] = []
+    real = os.preadv
+
+    def preadv(descriptor: int, buffers: tuple[memoryview, ...], offset: int) -> int:
+        (buffer,) = buffers
+        asked.append((ctypes.addressof(ctypes.c_char.from_buffer(buffer)), buffer.nbytes))
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    storage.prefetch(hashes)
+    objects = [rig.cpu.hot_cache[key] for key in rig.keys(rig.tokens(2))]
+    assert sorted(asked) == sorted((obj.data_ptr, rig.chunk_bytes) for obj in objects)
+
+
+def test_a_read_that_comes_in_pieces_goes_on_and_one_that_ends_early_fails(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 2)
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: real(fd, (buffers[0][:1000],), offset))
+    assert storage.prefetch(hashes[:1]).chunk_status == (LOADED,)
+    key = rig.keys(rig.tokens(1))[0]
+    assert bytes(rig.cpu.hot_cache[key].byte_array) == Path(rig.disk.dict[key].path).read_bytes()
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: 0 if offset else real(fd, (buffers[0][:9],), 0))
+    result = storage.prefetch(hashes)
+    assert result.chunk_status == (THERE, FAILED)
+    assert result.reason is not None and "ended after 9 of" in result.reason
+    rig.check()
+
+
+def test_progress_can_be_followed(rig: Rig, storage: LMCacheStorage) -> None:
+    hashes = on_disk(rig, 3)
+    control = Control()
+    storage.prefetch((*hashes, 7), order=Order.SET, control=control)
+    assert (control.chunks_done, control.bytes_done) == (4, 3 * rig.chunk_bytes)
+
+
+def test_a_store_beside_a_prefetch_takes_no_harm(
+    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = on_disk(rig, 4)
+    other = rig.tokens(6, seed=5)
+    during_the_read_of(rig, 1, monkeypatch, lambda: rig.store(other, settle=False) and None)
+    assert storage.prefetch(hashes).chunk_status == (LOADED,) * 4
+    rig.check()
+    for tokens in (rig.tokens(4), other):
+        for index, key in enumerate(rig.keys(tokens)):
+            if key in rig.cpu.hot_cache:
+                expected = rig.cpu.allocate(rig.device.get_shape(rig.chunk_size), rig.engine.metadata.kv_dtype)
+                PagedStandIn.fill(expected, 0, tokens[: (index + 1) * rig.chunk_size])
+                assert checksum(rig.cpu.hot_cache[key]) == checksum(expected)
+                expected.ref_count_down()
