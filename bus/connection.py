@@ -14,7 +14,7 @@ import logging
 import re
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,11 @@ RECONNECT_WAIT_S = 0.1
 CONNECT_TIMEOUT_S = 2
 _TRY_S = 5.0
 _CLOSE_S = 0.5
+_CLOSING_S = 2.0
+_STUCK_S = 0.5
 PENDING_BYTES = 8 << 20
+_FULL_S = 2.0
+"""How long a publish waits for the socket when that much is pending; without a limit even after the connection."""
 
 _DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _REFUSED = ("authorization violation", "authentication", "user authentication expired", "maximum account")
@@ -93,9 +97,13 @@ class Link:
         log.info("connected to NATS again")
         for listener in list(self.on_reconnect):
             # A listener may itself wait for the connection: none may hold up nats-py's own reconnect.
-            task = asyncio.ensure_future(_run(listener))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.keep(_run(listener))
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs something beside; it ends by itself."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def disconnected(self) -> None:
         self._mark_down()
@@ -139,6 +147,35 @@ class Link:
             if not guarded:
                 del self._guarded[key]
             await cancel_and_wait([task])
+
+
+def _abort(client: Client) -> None:
+    """Drops the socket. A socket that is closed in order first sends what it holds: on a dead link it never ends."""
+    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+    if writer is not None:
+        with contextlib.suppress(Exception):  # it may be gone by itself meanwhile
+            writer.transport.abort()
+
+
+async def _watch(client: Client, link: Link) -> None:
+    """nats-py reconnects only once the old socket has closed: one that cannot send what it holds is dropped."""
+    stuck = False
+    while not link.closed.is_set():
+        was_stuck, stuck = stuck, link.up and client.is_reconnecting
+        if was_stuck and stuck:
+            _abort(client)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(link.closed.wait(), _STUCK_S)
+
+
+async def close_nats(client: Client, timeout: float = _CLOSING_S) -> None:
+    """Closes a connection in bounded time, whatever its link is like."""
+    closing = asyncio.ensure_future(client.close())
+    done, _ = await asyncio.wait({closing}, timeout=timeout)
+    if not done:
+        _abort(client)
+        await asyncio.wait({closing}, timeout=_CLOSE_S)
+    await cancel_and_wait([closing])
 
 
 async def _run(listener: Listener) -> None:
@@ -202,6 +239,7 @@ async def connect_nats(
         "ping_interval": PING_INTERVAL_S,
         "max_outstanding_pings": MAX_OUTSTANDING_PINGS,
         "pending_size": PENDING_BYTES,
+        "flush_timeout": _FULL_S,
         "error_cb": link.error,
         "reconnected_cb": link.reconnected,
         "disconnected_cb": link.disconnected,
@@ -229,6 +267,7 @@ async def connect_nats(
         await client.close()
         raise
     link.mark_up()
+    link.keep(_watch(client, link))
     return client
 
 

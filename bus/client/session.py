@@ -9,7 +9,6 @@ server recognises. One event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from semkv.bus import codec, subjects
-from semkv.bus.connection import Link, check_size, connect_nats
+from semkv.bus.connection import Link, check_size, close_nats, connect_nats
 from semkv.bus.errors import BusError, BusUnavailableError, NoEngineError, NoJetStreamError
 from semkv.bus.messages import Accepted, Command, Result
 from semkv.bus.registry import EngineRegistry
@@ -65,7 +64,7 @@ class Session:
             await self.registry.start(before.registry if before is not None else None)
             await self.nc.flush()
         except BaseException:
-            await self.nc.close()
+            await close_nats(self.nc)
             raise
         self.link.on_reconnect.append(self.ensure)
 
@@ -93,8 +92,7 @@ class Session:
             log.debug("streams not checked: %s", error)
 
     async def close(self) -> None:
-        with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
-            await self.nc.close()
+        await close_nats(self.nc)
 
     async def _on_answer(self, msg: Msg) -> None:
         self._read(msg.subject, dict(msg.headers or {}), msg.data)

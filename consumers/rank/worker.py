@@ -19,7 +19,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from semkv.bus.clock import BrokerClock
-from semkv.bus.connection import Link, connect_nats
+from semkv.bus.connection import Link, close_nats, connect_nats
 from semkv.bus.errors import BusError
 from semkv.bus.messages import EngineInfo, TierUsage
 from semkv.bus.metrics import setup_metrics
@@ -163,8 +163,7 @@ class RankWorker:
                 finally:
                     answers.attach(None)
                     self.outbox.attach(None)
-                    with contextlib.suppress(Exception):
-                        await asyncio.wait_for(nc.close(), _FLUSH_S)
+                    await close_nats(nc, _FLUSH_S)
         finally:
             await answers.stop()
             refresh.cancel()
