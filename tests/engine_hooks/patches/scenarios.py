@@ -34,17 +34,29 @@ def release(objects: list[Any]) -> None:
         obj.ref_count_down()
 
 
-def skipped_chunks_stay_valid(rig: Rig) -> None:
-    tokens = rig.tokens(4)
+def stored(rig: Rig, chunks: int) -> list[int]:
+    """A prompt of so many chunks, stored in both tiers."""
+    tokens = rig.tokens(chunks)
     rig.store(tokens)
+    return tokens
+
+
+def on_disk(rig: Rig, chunks: int) -> list[int]:
+    """One that only the disk has."""
+    tokens = stored(rig, chunks)
+    rig.drop_from_ddr(tokens)
+    return tokens
+
+
+def skipped_chunks_stay_valid(rig: Rig) -> None:
+    tokens = stored(rig, 4)
     for _ in range(2):
         assert rig.serve(tokens, skip_chunks=2) == 2 * rig.chunk_size
         rig.check()
 
 
 def a_key_gone_before_the_load_leaves_the_lock_free(rig: Rig) -> None:
-    tokens = rig.tokens(3)
-    rig.store(tokens)
+    tokens = stored(rig, 3)
     keys = rig.keys(tokens)
     rig.disk.remove(keys[1])
     loaded = on_loop(rig, rig.disk.batched_get_non_blocking("x", keys))
@@ -54,9 +66,7 @@ def a_key_gone_before_the_load_leaves_the_lock_free(rig: Rig) -> None:
 
 
 def no_memory_for_the_load_leaves_the_lock_free(rig: Rig) -> None:
-    tokens = rig.tokens(3)
-    rig.store(tokens)
-    rig.drop_from_ddr(tokens)
+    tokens = on_disk(rig, 3)
     held = rig.pin_pool()
     try:
         assert on_loop(rig, rig.disk.batched_get_non_blocking("x", rig.keys(tokens))) == []
@@ -67,9 +77,7 @@ def no_memory_for_the_load_leaves_the_lock_free(rig: Rig) -> None:
 
 
 def a_short_file_is_not_handed_out_by_a_lookup(rig: Rig) -> None:
-    tokens = rig.tokens(3)
-    rig.store(tokens)
-    rig.drop_from_ddr(tokens)
+    tokens = on_disk(rig, 3)
     os.truncate(rig.disk.dict[rig.keys(tokens)[1]].path, 100)
     request = rig.lookup(tokens)
     assert rig.hit_tokens(request) == rig.chunk_size, "a chunk that was not read whole was promised"
@@ -78,8 +86,7 @@ def a_short_file_is_not_handed_out_by_a_lookup(rig: Rig) -> None:
 
 
 def a_chunk_gone_from_ddr_before_the_load_costs_no_reference(rig: Rig) -> None:
-    tokens = rig.tokens(3)
-    rig.store(tokens)
+    tokens = stored(rig, 3)
     keys = rig.keys(tokens)
     rig.cpu.remove(keys[1])
     loaded = on_loop(rig, rig.cpu.batched_get_non_blocking("x", keys))
@@ -89,9 +96,7 @@ def a_chunk_gone_from_ddr_before_the_load_costs_no_reference(rig: Rig) -> None:
 
 
 def a_lookup_gives_back_its_disk_pins(rig: Rig) -> None:
-    tokens = rig.tokens(3)
-    rig.store(tokens)
-    rig.drop_from_ddr(tokens)
+    tokens = on_disk(rig, 3)
     request = rig.lookup(tokens)
     rig.retrieve(request, tokens)
     assert all(meta.pin_count == 0 for meta in rig.disk.dict.values()), "disk entries stay pinned"
@@ -99,8 +104,7 @@ def a_lookup_gives_back_its_disk_pins(rig: Rig) -> None:
 
 
 def one_tiers_failure_loses_no_others_objects(rig: Rig) -> None:
-    tokens = rig.tokens(4)
-    rig.store(tokens)
+    tokens = stored(rig, 4)
     rig.drop_from_ddr(tokens[2 * rig.chunk_size :])
     for key in rig.keys(tokens)[2:]:
         with rig.cpu.cpu_lock:
@@ -119,8 +123,7 @@ def one_tiers_failure_loses_no_others_objects(rig: Rig) -> None:
 
 
 def a_gap_between_tiers_is_answered(rig: Rig) -> None:
-    tokens = rig.tokens(3)
-    rig.store(tokens)
+    tokens = stored(rig, 3)
     with rig.cpu.cpu_lock:
         rig.cpu.remove(rig.keys(tokens)[2], force=False)
     real = rig.cpu.batched_get_non_blocking
@@ -160,8 +163,7 @@ def a_hit_refreshes_with_the_prefix_youngest(rig: Rig) -> None:
 
 
 def touching_tolerates_what_has_gone(rig: Rig) -> None:
-    tokens = rig.tokens(2)
-    rig.store(tokens)
+    tokens = stored(rig, 2)
     keys = rig.keys(tokens)
     rig.cpu.keys_in_request = list(keys)
     rig.cpu.remove(keys[0])
@@ -211,8 +213,7 @@ def a_missing_file_does_not_raise_while_storing(rig: Rig) -> None:
 
 
 def a_forced_removal_gives_the_quota_back(rig: Rig) -> None:
-    tokens = rig.tokens(3)
-    rig.store(tokens)
+    tokens = stored(rig, 3)
     for key in rig.keys(tokens):
         assert rig.disk.remove(key)
     assert rig.disk.usage == 0
@@ -221,8 +222,7 @@ def a_forced_removal_gives_the_quota_back(rig: Rig) -> None:
 
 
 def removing_a_chunk_whose_file_is_gone_does_not_raise(rig: Rig) -> None:
-    tokens = rig.tokens(1)
-    rig.store(tokens)
+    tokens = stored(rig, 1)
     key = rig.keys(tokens)[0]
     Path(rig.disk.dict[key].path).unlink()
     assert rig.disk.remove(key)
@@ -230,9 +230,7 @@ def removing_a_chunk_whose_file_is_gone_does_not_raise(rig: Rig) -> None:
 
 
 def a_blocking_read_of_a_short_file_gives_nothing(rig: Rig) -> None:
-    tokens = rig.tokens(1)
-    rig.store(tokens)
-    rig.drop_from_ddr(tokens)
+    tokens = on_disk(rig, 1)
     key = rig.keys(tokens)[0]
     os.truncate(rig.disk.dict[key].path, 100)
     assert rig.disk.get_blocking(key) is None, "an unread buffer is handed out"
@@ -276,8 +274,7 @@ def a_hit_on_disk_refreshes_with_the_prefix_youngest(rig: Rig) -> None:
 
 
 def touching_on_disk_tolerates_what_has_gone(rig: Rig) -> None:
-    tokens = rig.tokens(2)
-    rig.store(tokens)
+    tokens = stored(rig, 2)
     keys = rig.keys(tokens)
     rig.disk.keys_in_request = list(keys)
     rig.disk.remove(keys[0])
@@ -304,8 +301,7 @@ def waiting_for_many_never_stops_the_loop(rig: Rig) -> None:
 
 
 def chunks_lie_so_that_direct_reads_reach_them(rig: Rig) -> None:
-    tokens = rig.tokens(2)
-    rig.store(tokens)
+    tokens = stored(rig, 2)
     for key in rig.keys(tokens):
         assert files.direct_possible(rig.cpu.hot_cache[key].byte_array), "not on a page boundary"
 
