@@ -2,8 +2,8 @@
 """Hooks onto one LMCache connector: before it is built (`prepare`) and after (`attach`).
 
 `prepare` decides whether a configuration is one that semkv serves, says in one line why not if it is not, and puts the
-patches and, on a CPU, the device connector in place. `attach` changes the class of the built connector (its state
-stays) and gives it its scheduler side or its worker side. Called on the process's main thread.
+patches and, where LMCache has none, the device connector in place. `attach` changes the class of the built connector
+(its state stays) and gives it its scheduler side or its worker side. Called on the process's main thread.
 Errors: none of ours reach vLLM; a half-made hook is taken off again.
 """
 
@@ -81,20 +81,12 @@ def make_ready() -> None:
     """What has to be in place before LMCache's adapter is built, in both roles. Safe to repeat."""
     # The adapter is imported late by vLLM's connector; what replaces parts of it must find it there.
     importlib.import_module("lmcache.integration.vllm.vllm_v1_adapter")
-    on_cpu = _on_cpu()
-    if on_cpu:
-        from semkv.native import lmcache_connector
+    from semkv.native import lmcache_connector
 
-        lmcache_connector.install()
+    lmcache_connector.install()  # only where LMCache has no device connector
     from semkv.engine_hooks.patches import apply_all
 
     apply_all()
-
-
-def _on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
 
 
 def attach(connector: Any, config: Any, role: Any) -> Any:

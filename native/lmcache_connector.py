@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes LMCache 0.4.3 store and retrieve for a vLLM that runs on the CPU, for which LMCache has no device connector.
+"""Makes LMCache 0.4.3 store and retrieve for a vLLM that runs where LMCache has no device connector: on the CPU, and on
+an NPU without LMCache-Ascend.
 
 `install()` is called in every engine process before LMCache's connector is built, any number of times. It replaces six
-functions in memory, never on disk, and each replacement does as before on any other platform. `layout_tag()` names the
-layout for hash domains and, being part of the keys' model name in both roles, keeps objects of different layouts apart.
-Errors: EngineLayoutError and StartUpError (configuration), CoreMissingError (no C++ core), each one line.
+functions in memory, never on disk, and does nothing on any other platform. `layout_tag()` names the layout for hash
+domains and, being part of the keys' model name in both roles, keeps objects of different layouts apart.
+Errors: EngineLayoutError and StartUpError (configuration), CoreMissingError (no C++ core), AcceleratorMissingError (no
+NPU although vLLM runs on one), each one line.
 """
 
 from __future__ import annotations
@@ -13,24 +15,33 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
-from semkv.native.connector.metadata import adopt, fit
+from semkv.native.connector.metadata import PageLayout, adopt, fit
 from semkv.native.connector.startup import StartUpError, check, claim_disk, separate_disk
-from semkv.native.connector.vllm_cpu import EngineLayoutError, cpu_layout
+from semkv.native.connector.vllm_cpu import CpuLayout, EngineLayoutError, cpu_layout
+from semkv.native.connector.vllm_npu import NpuLayout, npu_layout, ours_serves
 from semkv.native.extension import CoreMissingError, core
+from semkv.native.transfer.streams import AcceleratorMissingError
 
-__all__ = ["CoreMissingError", "EngineLayoutError", "StartUpError", "install", "layout_tag"]
+__all__ = [
+    "AcceleratorMissingError",
+    "CoreMissingError",
+    "EngineLayoutError",
+    "StartUpError",
+    "install",
+    "layout_tag",
+]
 
 _MARK = "_semkv_native"
 
 
 def layout_tag(vllm_config: Any) -> str:
-    """The name of the engine's KV layout; empty where the layout has no order of its own (other platforms)."""
-    return cpu_layout(vllm_config).tag if _on_cpu() else ""
+    """The name of the engine's KV layout; empty where another's device connector serves."""
+    return _layout(vllm_config).tag if _device() else ""
 
 
 def install() -> None:
-    """Patches LMCache in this process. Does nothing where vLLM runs on another device than the CPU."""
-    if not _on_cpu():
+    """Patches LMCache in this process. Does nothing where another's device connector serves."""
+    if not _device():
         return
     core()  # without it nothing below can work: say so here, before LMCache swallows it
     from lmcache.integration.vllm import utils, vllm_service_factory, vllm_v1_adapter
@@ -54,16 +65,27 @@ def _replace(owner: Any, name: str, make: Any) -> None:
     setattr(owner, name, replacement)
 
 
-def _on_cpu() -> bool:
+def _device() -> str:
+    """What this process's vLLM runs on, "cpu" or "npu"; empty if our connectors are not for it."""
     from vllm.platforms import current_platform
 
-    return bool(current_platform.is_cpu())
+    if current_platform.is_cpu():
+        return "cpu"
+    return "npu" if current_platform.device_type == "npu" and ours_serves() else ""
+
+
+def _layout(vllm_config: Any) -> PageLayout:
+    return cpu_layout(vllm_config) if _device() == "cpu" else npu_layout(vllm_config)
 
 
 def _torch_device(_original: Any) -> Any:
     """LMCache asks the device module only for its number of devices, to tell one node from many, and to select one."""
 
     def get_vllm_torch_dev() -> tuple[Any, str]:
+        if _device() == "npu":
+            import torch
+
+            return torch.npu, "npu"
         return SimpleNamespace(device_count=lambda: 1 << 16, set_device=lambda _index: None), "cpu"
 
     return get_vllm_torch_dev
@@ -82,23 +104,31 @@ def _create_connector(original: Any) -> Any:
     def create_gpu_connector(config: Any, metadata: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(engine, "name", "") != "VLLM":
             return original(config, metadata, engine, *args, **kwargs)
-        from lmcache.v1.gpu_connector import GPUConnectorInterface
-
-        from semkv.native.connector.device import BlockConnector
-        from semkv.native.connector.stage import StagedConnector, staged
-
-        GPUConnectorInterface.register(BlockConnector)
-        GPUConnectorInterface.register(StagedConnector)
-        return staged(BlockConnector(metadata.semkv_layout))
+        return _connector(metadata.semkv_layout)
 
     return create_gpu_connector
+
+
+def _connector(layout: CpuLayout | NpuLayout) -> Any:
+    # Not before: what is below needs the C++ core, and layout_tag() is asked for on platforms that do without.
+    from lmcache.v1.gpu_connector import GPUConnectorInterface
+
+    from semkv.native.connector.accelerator import AcceleratorConnector
+    from semkv.native.connector.device import BlockConnector
+    from semkv.native.connector.stage import StagedConnector, staged
+
+    for ours in (BlockConnector, AcceleratorConnector, StagedConnector):
+        GPUConnectorInterface.register(ours)
+    if isinstance(layout, NpuLayout):
+        return staged(AcceleratorConnector(layout.block_size, layout.hints, expected=layout.format))
+    return staged(BlockConnector(layout))
 
 
 def _metadata(original: Any) -> Any:
     def get_or_create_metadata(self: Any) -> Any:
         metadata = original(self)
         if metadata is not None:
-            adopt(metadata, cpu_layout(self.vllm_config))
+            adopt(metadata, _layout(self.vllm_config))
         return metadata
 
     return get_or_create_metadata

@@ -20,10 +20,21 @@ from semkv.native.transfer.accelerator import AcceleratorTransfer, Chunk
 
 
 class AcceleratorConnector:
-    """Moves chunks of an engine on an accelerator. `hints` say what its tensors' shapes cannot."""
+    """Moves chunks of an engine on an accelerator.
 
-    def __init__(self, block_size: int, hints: LayoutHints, *, engine: EngineType = EngineType.VLLM) -> None:
+    `hints` say what its tensors' shapes cannot; `expected` is the format that its configuration promised.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        hints: LayoutHints,
+        *,
+        engine: EngineType = EngineType.VLLM,
+        expected: str | None = None,
+    ) -> None:
         self.block_size = block_size
+        self.expected = expected
         self.format_name = ""
         self._hints = hints
         self._engine = engine
@@ -50,10 +61,11 @@ class AcceleratorConnector:
         if self._transfer is None or kv_caches is not self._pages:
             fmt, normalized = normalize_kv_and_discover_format(list(kv_caches), self._engine, self._hints)
             transfer = AcceleratorTransfer(normalized, fmt, block_size=self.block_size)
-            if transfer.plan.block_size != self.block_size:
+            if transfer.plan.block_size != self.block_size or fmt.name != (self.expected or fmt.name):
                 raise EngineLayoutError(
                     f"the engine registered {fmt.name} with {transfer.plan.block_size} tokens per block, its "
-                    f"configuration says {self.block_size}"
+                    f"configuration says {self.expected or fmt.name} with {self.block_size}: semkv does not know how "
+                    "this engine lays its pages out"
                 )
             self._transfer, self._pages, self.format_name = transfer, kv_caches, fmt.name
         return self._transfer.plan.bytes_per_block

@@ -4,14 +4,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from semkv.native.connector.vllm_cpu import CpuLayout, EngineLayoutError
+from semkv.native.connector.vllm_cpu import EngineLayoutError
 
 
-def adopt(metadata: Any, layout: CpuLayout) -> None:
+class PageLayout(Protocol):
+    """What is asked of an engine's layout: PageLayout or NpuLayout."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def opaque(self) -> bool:
+        """Whether objects mean nothing to an engine with another tag."""
+
+    @property
+    def tag(self) -> str:
+        """The layout's name."""
+
+
+def adopt(metadata: Any, layout: PageLayout) -> None:
     """Once for each metadata object: the layout, its tag in the keys' model name, shapes of whole blocks."""
     if hasattr(metadata, "semkv_layout"):
         return
@@ -24,7 +40,7 @@ def adopt(metadata: Any, layout: CpuLayout) -> None:
 
 def fit(metadata: Any, bytes_per_block: int) -> None:
     """Makes an object as long as a block is over all layers, where LMCache's formula (equal layers) says otherwise."""
-    layout: CpuLayout = metadata.semkv_layout
+    layout: PageLayout = metadata.semkv_layout
     shapes, dtypes = metadata.get_shapes(layout.block_size), metadata.get_dtypes()
     declared = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
     if declared == bytes_per_block:
@@ -38,7 +54,7 @@ def fit(metadata: Any, bytes_per_block: int) -> None:
     _set_shapes(metadata, layout, lambda tokens: [torch.Size([1, 1, tokens, width])])
 
 
-def _set_shapes(metadata: Any, layout: CpuLayout, exact: Callable[[int], list[torch.Size]]) -> None:
+def _set_shapes(metadata: Any, layout: PageLayout, exact: Callable[[int], list[torch.Size]]) -> None:
     """Objects hold whole blocks: the shape of an unfull chunk is that of its last block filled up."""
 
     def get_shapes(num_tokens: int | None = None) -> list[torch.Size]:
