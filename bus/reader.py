@@ -3,10 +3,11 @@
 
 `OrderedReader` iterates over a stream's messages from a time or a sequence on. It makes a short-lived push consumer
 and makes it anew, from the next sequence, after a reconnect, a gap, missing heartbeats or its deletion; if the stream
-itself was lost, it reads on by time. Each message comes once and in stream order. Iteration ends when the
-connection is closed for good. The server is held back (flow control) while the reader's user is slow, so memory stays
-bounded and nothing is lost. With `deliver` messages are not iterated over: each is handed over as it arrives, without
-another turn of the loop, after `room` has let it pass. One event loop.
+itself was lost, it reads on by time. Each message comes once and in stream order. Iteration ends when the connection is
+closed for good, and with PermissionDeniedError where the server does not allow it. The server is held back (flow
+control) while the reader's user is slow, so memory stays bounded and nothing is lost. With `deliver` messages are not
+iterated over: each is handed over as it arrives, without another turn of the loop, after `room` has let it pass; what
+is denied is then tried on and on. One event loop.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from semkv.bus import subjects
 from semkv.bus.clock import BrokerClock, to_rfc3339
 from semkv.bus.connection import Link
+from semkv.bus.errors import PermissionDeniedError
 from semkv.bus.streams import COMMANDS, stream_info
 from semkv.bus.tasks import cancel_and_wait
 
@@ -125,9 +127,11 @@ class OrderedReader:
         self._sub: Subscription | None = None
         self._consumer = ""
         self._consumer_seq = 0
+        self._denied: PermissionDeniedError | None = None
         self._covered = False
         """The consumer delivers more than was asked for."""
         self._created = ""
+        self._complained = ""
         self._last_time_ns: int | None = None
         self._last_activity = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -170,6 +174,8 @@ class OrderedReader:
         while True:
             item = await self._arrived.get()
             if item is None:
+                if self._denied is not None:
+                    raise self._denied
                 raise StopAsyncIteration
             if isinstance(item, StreamMessage):
                 return item
@@ -181,6 +187,8 @@ class OrderedReader:
             self._renew.clear()
             self._ready.clear()
             await self._make_until_it_works()
+            if self._denied is not None:
+                return
             self._ready.set()
             while not self._renew.is_set():
                 silent_for = loop.time() - self._last_activity
@@ -199,6 +207,14 @@ class OrderedReader:
                     return
                 except nats.js.errors.NotFoundError:
                     await self._try_ensure()
+                except PermissionDeniedError as error:
+                    if self._deliver is None:
+                        self._denied = error
+                        self._arrived.put_nowait(None)
+                        return
+                    if str(error) != self._complained:
+                        self._complained = str(error)
+                        log.error("%s cannot be read until this is mended: %s", self._stream, error)
                 except (nats.errors.Error, asyncio.TimeoutError, OSError, ValueError) as error:
                     log.debug("reading %s: %s; trying again", self._stream, error)
             await asyncio.sleep(wait)
@@ -214,7 +230,8 @@ class OrderedReader:
 
     async def _make_consumer(self) -> None:
         await self._drop_consumer(delete=True)
-        info = await stream_info(self._nc, self._stream, self._clock)
+        asking = stream_info(self._nc, self._stream, self._clock)
+        info = await self._link.guard(f"$JS.API.STREAM.INFO.{self._stream}", asking)
         created, last_seq = str(info["created"]), int(info["state"]["last_seq"])
         made_anew = self._created not in ("", created)
         if made_anew or (self._next_seq is not None and self._next_seq > last_seq + 1):
@@ -249,7 +266,8 @@ class OrderedReader:
             config.filter_subjects = [covering(self._filters)]
             config.deliver_policy = DeliverPolicy.BY_START_TIME
             config.opt_start_time = to_rfc3339(self._from_ns())
-        made = await self._nc.jetstream().add_consumer(self._stream, config=config)
+        making = self._nc.jetstream().add_consumer(self._stream, config=config)
+        made = await self._link.guard(f"$JS.API.CONSUMER.CREATE.{self._stream}", making)
         self._consumer = made.name
 
     def _from_ns(self) -> int:

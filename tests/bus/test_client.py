@@ -282,6 +282,17 @@ async def test_a_denied_command_is_an_error_at_once(tmp_path: Path) -> None:
         worker.stop(5)
 
 
+@pytest.mark.parametrize("right", ["STREAM.INFO", "CONSUMER.CREATE"])
+async def test_an_event_stream_that_is_denied_is_an_error_at_once(tmp_path: Path, right: str) -> None:
+    config = AUTH.replace("semkv.v1.*.*.cmd.>", f"$JS.API.{right}.>")
+    with EmbeddedServer(tmp_path / "s", config=config) as server:
+        async with connect(server.url.replace("nats://", "nats://all:secret-a@")):
+            pass  # the streams are there
+        async with connect(server.url.replace("nats://", "nats://looker:secret-b@")) as kv:
+            with pytest.raises(PermissionDeniedError, match=right):
+                await anext(kv.finished())
+
+
 async def test_a_command_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / "s", config="max_payload: 1500") as server:
         worker = RankWorker(
