@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,20 +205,21 @@ include "accounts.conf"
 
 def _env(directory: Path, name: str, url: str, ca: Path | None, tenant: str | None, keys: str) -> Path:
     secret = (
-        f"SEMKV_NATS_CREDS={directory / f'{name}.creds'}"
+        {"SEMKV_NATS_CREDS": str(directory / f"{name}.creds")}
         if keys == CREDS
-        else f"SEMKV_NATS_NKEY_SEED_FILE={_seed_file(directory, name)}"
+        else {"SEMKV_NATS_NKEY_SEED_FILE": str(_seed_file(directory, name))}
     )
-    lines = [f"SEMKV_NATS_URL={url}", secret, "SEMKV_NATS_ACCOUNTS=1"]
+    variables = {"SEMKV_NATS_URL": url, **secret, "SEMKV_NATS_ACCOUNTS": "1"}
     if ca is not None:
-        lines.append(f"SEMKV_NATS_CA={ca}")
+        variables["SEMKV_NATS_CA"] = str(ca)
     if tenant is not None:
-        lines.append(f"SEMKV_TENANT={tenant}")
+        variables["SEMKV_TENANT"] = tenant
     file = directory / f"{name}.env"
-    file.write_text("\n".join(lines) + "\n")
+    # A shell reads it: whatever a name or a path holds is a value and never a command.
+    file.write_text("".join(f"{variable}={shlex.quote(value)}\n" for variable, value in variables.items()))
     return file
 
 
 def read_env(file: Path) -> dict[str, str]:
-    """The variables of a generated file."""
-    return dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line)
+    """The variables of a generated file, as a shell reads them."""
+    return dict(word.split("=", 1) for word in shlex.split(file.read_text()) if "=" in word)

@@ -65,9 +65,11 @@ def record(
         bus_call.on_bus(nats_url, tenant, work)
     finally:
         out.close()
-        if not file.stat().st_size:
+        kept = file.stat().st_size > 0
+        if not kept:
             file.unlink()
     if as_json:
-        print_json({"file": str(file), "messages": written})
+        print_json({"file": str(file) if kept else None, "messages": written})
     else:
-        errors.print(f"{written} messages", highlight=False)
+        told = f"{written} messages in {file}" if kept else "nothing passed, and no engine is live: no file was kept"
+        errors.print(told, markup=False, highlight=False, soft_wrap=True)

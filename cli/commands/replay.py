@@ -43,7 +43,9 @@ def replay(
     """
     try:
         recording = list(read(file))
-    except (RecordingError, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        fail(f"{file}: {error.strerror or error}", BAD_INPUT)
+    except (RecordingError, UnicodeDecodeError) as error:
         fail(str(error), BAD_INPUT)
     if not recording:
         fail(f"{file} has no message in it", BAD_INPUT)

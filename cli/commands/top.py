@@ -85,13 +85,16 @@ def top(
         nc = (await kv.session()).nc
         await nc.subscribe(f"{subjects.PREFIX}.{subjects.token(kv.tenant)}.*.*.>", cb=seen.take)
         pictures = 0
-        with Live(console=console, auto_refresh=False, transient=False) if not as_json else _Silent() as screen:
+        moving = not as_json and console.is_terminal and count != 1
+        with Live(console=console, auto_refresh=False, transient=False) if moving else _Silent() as screen:
             while True:
                 live = await kv.engines()
                 if as_json:
                     print_json(seen.as_dict(live))
                 elif isinstance(screen, Live):
                     screen.update(picture(seen, live, kv.tenant), refresh=True)
+                else:
+                    console.print(picture(seen, live, kv.tenant))
                 pictures += 1
                 if pictures == count:
                     return
@@ -133,8 +136,11 @@ def picture(seen: Seen, live: list[EngineInfo], tenant: str) -> Group:
     share = seen.hit_tokens / seen.prompt_tokens if seen.prompt_tokens else 0.0
     fates = ", ".join(f"{seen.fates[fate]} {fate}" for fate in ("useful", "redundant", "late", "wasted"))
     return Group(
-        Text(f"tenant {tenant}: {seen.finished} requests finished, {share:.0%} of their tokens from the cache"),
+        Text(
+            f"tenant {tenant}: {seen.finished} requests finished since this began, {share:.0%} of their tokens from "
+            "the cache"
+        ),
         Text(f"prefetched chunks: {fates}", "dim"),
         tiers if live else Text("no engine is live", "yellow"),
-        commands,
+        commands if seen.results else Text("no command has passed since this began", "dim"),
     )

@@ -22,7 +22,7 @@ _JAEGER = "http://127.0.0.1:16686"
 def trace(
     source: Annotated[str, typer.Argument(metavar="FILE|ID", help="An OTLP JSON file, or a trace's id.")],
     trace_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Of a file: a trace's id or its first digits; without, all.")
+        str | None, typer.Argument(metavar="ID", help="Of a file: a trace's id or its first digits; without, all.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="Look for ID in this file.", envvar=tracing.ENV_FILE, show_default=False)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,6 +95,14 @@ def test_a_folder_keeps_its_address_keys_and_certificate(tmp_path: Path) -> None
     done = CliRunner().invoke(app, ["auth", "-d", str(folder), "b", "--keys", "nkeys", "--json"])
     assert {"a-agent", "b-agent"} <= set(json.loads(done.stdout)["env"])
     assert (folder / "tls/server.pem").read_bytes() == pem
+
+
+def test_a_shell_takes_a_users_file(tmp_path: Path) -> None:
+    env = generate(tmp_path / "auth", ["a b; touch $HOME"], url="nats://127.0.0.1:4222").env
+    (name,) = (name for name in env if name.endswith("-agent"))
+    ask = f"set -a; . {env[name]}; set +a; exec {sys.executable} -c 'import os; print(os.environ[\"SEMKV_TENANT\"])'"
+    told = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False)
+    assert told.stdout == "a b; touch $HOME\n", told.stderr
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from semkv.bus.embedded import EmbeddedServer
 from semkv.cli import bus_call
 from semkv.cli.app import app
 from tests.cli.conftest import MAIN, Bus, Run, environment
@@ -123,6 +124,16 @@ def test_json_is_one_object_a_line_and_nothing_else(bus: Bus, tmp_path: Path, mo
         done = run(*arguments, "--nats-url", bus.url, "--json")
         for line in done.stdout.splitlines():
             assert isinstance(json.loads(line), dict), done.stdout
+
+
+def test_where_there_is_nothing_it_is_said(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+    url = ("--nats-url", nats_server.url)
+    told = run("top", "-n", "1", *url).stdout
+    assert "no engine is live" in told and "no command has passed" in told and told.endswith("\n")
+    assert "no file was kept" in run("record", tmp_path / "r", "--seconds", "0.2", *url).stderr
+    assert not (tmp_path / "r").exists()
+    assert json.loads(run("record", tmp_path / "r", "--seconds", "0.2", *url, "--json").stdout)["file"] is None
+    assert run("replay", tmp_path / "r", code=2).stderr == f"semkv: {tmp_path / 'r'}: No such file or directory\n"
 
 
 def test_watch_ends_after_as_many_messages_as_asked_for(semkv: Run, bus: Bus) -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages' Python runs, their links lead somewhere, and the dashboard asks for metrics that exist.
-
-Python of the quick starts runs against a real server and a rank on a stand-in storage.
-"""
+"""The quick starts' Python runs on a real server, with a rank on a stand-in storage, and all links lead somewhere."""
 
 from __future__ import annotations
 
