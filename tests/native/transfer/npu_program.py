@@ -99,21 +99,64 @@ def ordering() -> None:
 
 
 def overlap() -> None:
-    """A store and a load at once: the trace is read by the test."""
+    """A store and a load of one transfer at once, through pinned buffers: the trace is read by the test."""
     import threading
 
-    layers = [torch.zeros(8, 64, 1, 512, dtype=torch.float16).to(DEVICE) for _ in range(4)]
+    layers = [noise(8, 64, 1, 512).to(DEVICE) for _ in range(4)]
+    wanted = [layer.cpu() for layer in layers]
     transfer = AcceleratorTransfer(layers, F.NL_X_NB_BS_NH_HS)
-    other = AcceleratorTransfer(layers, F.NL_X_NB_BS_NH_HS)
-    objects = [torch.zeros(transfer.object_bytes(4), dtype=torch.uint8).pin_memory() for _ in range(2)]
+    size = transfer.object_bytes(1)
+    stored = [torch.zeros(size, dtype=torch.uint8) for _ in range(4)]
+    loaded = [torch.full((size,), number, dtype=torch.uint8) for number in range(4)]
+    chunks = [
+        [Chunk([2 * number + half], obj) for number, obj in enumerate(objects)]
+        for half, objects in ((0, stored), (1, loaded))
+    ]
+    both = threading.Barrier(2)
+
+    def run(move: Any, chunks: list[Chunk]) -> None:
+        both.wait(20)
+        move(chunks)
+
     threads = [
-        threading.Thread(target=transfer.store, args=([Chunk([0, 2, 4, 6], objects[0])],)),
-        threading.Thread(target=other.load, args=([Chunk([1, 3, 5, 7], objects[1])],)),
+        threading.Thread(target=run, args=(transfer.store, chunks[0])),
+        threading.Thread(target=run, args=(transfer.load, chunks[1])),
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    for number in range(4):
+        taken = torch.cat([layer[2 * number].reshape(-1) for layer in wanted]).view(torch.uint8)
+        assert torch.equal(stored[number], taken)
+        assert all(bool((layer[2 * number + 1].cpu().view(torch.uint8) == number).all()) for layer in layers)
+
+
+def on_device_objects() -> None:
+    """A chunk that is on the device already is copied there, after what put it there, and no host buffer is used."""
+    pages = [noise(6, 16, 2, 64).to(DEVICE) for _ in range(2)]
+    source = [noise(6, 16, 2, 64) for _ in range(2)]
+    reference = BlockTransfer(source, F.NL_X_NB_BS_NH_HS)
+    transfer = AcceleratorTransfer(pages, F.NL_X_NB_BS_NH_HS)
+    host = torch.zeros(reference.object_bytes(3), dtype=torch.uint8)
+    reference.gather([4, 0, 2], host)
+    other = torch.Stream(device=DEVICE)
+    pinned_host = host.pin_memory()
+    with other:
+        there = torch.empty(len(host), dtype=torch.uint8, device=DEVICE)
+        there.copy_(pinned_host, non_blocking=True)
+        ready = transfer.streams.mark(other)
+    transfer.load([Chunk([1, 3, 5], there, skip=1, ready=ready)])
+    for page, wanted in zip(pages, source, strict=True):
+        assert same(page[3], wanted[0])
+        assert same(page[5], wanted[2])
+    assert transfer._for_loads.host[0]._memory is None
+    try:
+        transfer.store([Chunk([1], there)])
+    except ValueError as error:
+        assert "contiguous bytes on cpu are needed" in str(error)
+    else:
+        raise AssertionError("a store into device memory was not refused")
 
 
 def kernels() -> None:

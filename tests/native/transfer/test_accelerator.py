@@ -11,7 +11,7 @@ import torch
 from semkv.native.layout import EngineKVFormat, LayoutError
 from semkv.native.transfer.accelerator import AcceleratorTransfer, Chunk, can_gather, runs_of
 from semkv.native.transfer.cpu import BlockTransfer
-from semkv.native.transfer.streams import AcceleratorMissingError, load_npu
+from semkv.native.transfer.streams import AcceleratorMissingError, DeviceStreams, Mark, load_npu
 from tests.native.transfer.test_cpu import Sizes, build, clone
 
 F = EngineKVFormat
@@ -48,6 +48,72 @@ def test_as_the_cpu_transfer(fmt: EngineKVFormat, padding: int, strategy: Any) -
             BlockTransfer(pages, fmt, block_size=3).gather(everything, obj)
             results.append(obj)
         assert torch.equal(*results)
+
+
+class Recording(DeviceStreams):
+    """Notes when points in a stream are made and waited for."""
+
+    def __init__(self, log: list[tuple[str, int]]) -> None:
+        super().__init__(torch.device("cpu"))
+        self.log = log
+        self.marks = 0
+
+    def mark(self, stream: Any) -> Mark:
+        number, self.marks, log = self.marks, self.marks + 1, self.log
+        log.append(("queued", number))
+
+        class Noted(Mark):
+            def wait(self) -> None:
+                log.append(("waited", number))
+
+        return Noted(None)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_two_buffers_are_in_flight(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer is filled when the chunk before last is through, while the last one is still under way."""
+    log: list[tuple[str, int]] = []
+    transfer = AcceleratorTransfer([torch.zeros(8, 2, 1, 8)], F.NL_X_NB_BS_NH_HS)
+    transfer.streams = Recording(log)
+    real, fills = transfer._in_host_memory, iter(range(99))
+
+    def filling(*arguments: Any) -> torch.Tensor:
+        log.append(("filled", next(fills)))
+        return real(*arguments)
+
+    monkeypatch.setattr(transfer, "_in_host_memory", filling)
+    chunks = [Chunk([number], torch.zeros(transfer.object_bytes(1), dtype=torch.uint8)) for number in range(5)]
+    getattr(transfer, direction)(chunks)
+    for number in range(2, 5):
+        done = log[: log.index(("filled", number))]
+        assert ("waited", number - 2) in done
+        assert ("queued", number - 1) in done
+        assert ("waited", number - 1) not in done
+    buffers = (transfer._for_stores if direction == "store" else transfer._for_loads).host
+    other = (transfer._for_loads if direction == "store" else transfer._for_stores).host
+    assert all(buffer._memory is not None for buffer in buffers)
+    assert all(buffer._memory is None for buffer in other)  # each direction has its own
+
+
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_nothing_is_under_way_after_an_error(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[str, int]] = []
+    transfer = AcceleratorTransfer([torch.zeros(8, 2, 1, 8)], F.NL_X_NB_BS_NH_HS)
+    transfer.streams = Recording(log)
+    calls = iter((None, RuntimeError("the device is lost")))
+
+    def failing(*_arguments: Any) -> None:
+        if (error := next(calls)) is not None:
+            raise error
+
+    monkeypatch.setattr(transfer, "_to_host" if direction == "store" else "_to_pages", failing)
+    chunks = [Chunk([number], torch.zeros(transfer.object_bytes(1), dtype=torch.uint8)) for number in range(2)]
+    with pytest.raises(RuntimeError, match="lost"):
+        getattr(transfer, direction)(chunks)
+    assert log[-2:] == [("queued", 1), ("waited", 1)]  # all that was queued, the failed chunk's first copies too
 
 
 def test_small_blocks_are_staged_where_the_device_can() -> None:

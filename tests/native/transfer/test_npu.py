@@ -27,16 +27,17 @@ def test_on_the_emulated_device(what: str, libraries: Path) -> None:
     assert "PASSED" in done.stdout, done.stdout + done.stderr
 
 
-def test_order_holds_when_copies_are_slow(libraries: Path) -> None:
-    done = run_program(PROGRAM, libraries, ["ordering"], EMULATED_ACL_GB_S="0.01")
+@pytest.mark.parametrize("what", ["ordering", "pageable", "on_device_objects"])
+def test_order_holds_when_copies_are_slow(what: str, libraries: Path) -> None:
+    done = run_program(PROGRAM, libraries, [what], EMULATED_ACL_GB_S="0.01")
     assert "PASSED" in done.stdout, done.stdout + done.stderr
 
 
 def test_loads_and_stores_overlap(libraries: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    done = run_program(PROGRAM, libraries, ["overlap"], EMULATED_ACL_GB_S="0.01", EMULATED_ACL_TRACE=str(trace))
+    done = run_program(PROGRAM, libraries, ["overlap"], EMULATED_ACL_GB_S="0.002", EMULATED_ACL_TRACE=str(trace))
     assert "PASSED" in done.stdout, done.stdout + done.stderr
-    copies = [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
+    copies = read(trace)
     loads = [(int(start), int(end)) for _, kind, _, start, end in copies if kind == "1"]
     stores = [(int(start), int(end)) for _, kind, _, start, end in copies if kind == "2"]
     assert len(loads) >= 16
@@ -44,3 +45,7 @@ def test_loads_and_stores_overlap(libraries: Path, tmp_path: Path) -> None:
     streams = {kind: {stream for stream, k, *_ in copies if k == kind} for kind in ("1", "2")}
     assert streams["2"] and streams["1"] - streams["2"]  # each direction has a stream of its own
     assert any(a < d and c < b for a, b in loads for c, d in stores)
+
+
+def read(trace: Path) -> list[list[str]]:
+    return [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
