@@ -2,8 +2,8 @@
 """The concurrency drill: live requests, prefetches, evicts, pressure on DDR and disk, all at once on a real LMCache.
 
 Seeded and bounded. At every quiet point the invariants are checked: every hot chunk valid, one reference, no pin,
-and the bytes its prompt must have, no lock held, quota, usage and files equal. With faults, file reads and writes fail,
-come short or find no file, and allocations fail, at random.
+and the bytes its prompt must have, no lock held, quota, usage and files equal, every file with its prompt's bytes. With
+faults, file reads and writes fail, come in pieces, find a cut file or none, and allocations fail, at random.
 
 Run `python -m bench.drill --seconds 300 --faults`; `run` is what the tests call for a second or two.
 Threads: one live thread (as vLLM has), two of prefetches, two of evicts.
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import argparse
 import errno
+import hashlib
 import json
+import os
 import random
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ class Faults:
         self._lock = threading.Lock()
         self._rig = rig
         self._read, self._write, self._allocate = files.read_full, files.write_full, rig.cpu.allocate
+        self._preadv, self._pwritev = os.preadv, os.pwritev
         self.counts: Counter[str] = Counter()
 
     def _strikes(self, name: str) -> bool:
@@ -63,16 +66,30 @@ class Faults:
             raise OSError(errno.ENOSPC, "injected full disk")
         return self._write(path, buffer, **kwargs)
 
+    def preadv(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        piece = self._piece(buffers) if self._strikes("read in pieces") else buffers
+        return self._preadv(descriptor, piece, offset)
+
+    def pwritev(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        piece = self._piece(buffers) if self._strikes("write in pieces") else buffers
+        return self._pwritev(descriptor, piece, offset)
+
+    @staticmethod
+    def _piece(buffers: Sequence[Any]) -> Sequence[Any]:
+        return (buffers[0][: max(1, len(buffers[0]) // 3)],)
+
     def allocate(self, *args: Any, **kwargs: Any) -> Any:
         return None if self._strikes("no memory") else self._allocate(*args, **kwargs)
 
     def __enter__(self) -> Faults:
         files.read_full, files.write_full = self.read_full, self.write_full
+        os.preadv, os.pwritev = self.preadv, self.pwritev
         self._rig.cpu.allocate = self.allocate
         return self
 
     def __exit__(self, *_: object) -> None:
         files.read_full, files.write_full = self._read, self._write
+        os.preadv, os.pwritev = self._preadv, self._pwritev
         del self._rig.cpu.allocate
 
 
@@ -177,6 +194,10 @@ class Drill:
         self.rig.check()
         for key, obj in self.rig.cpu.hot_cache.items():
             assert checksum(obj) == self.expected[key.chunk_hash], f"chunk {key.chunk_hash:x} has other bytes"
+        for key, meta in self.rig.disk.dict.items():
+            digest = hashlib.blake2b(Path(meta.path).read_bytes(), digest_size=8).hexdigest()
+            assert digest == self.expected[key.chunk_hash], f"the file of chunk {key.chunk_hash:x} has other bytes"
+            self.counts["files compared"] += 1
         self.counts["quiet points"] += 1
 
 
