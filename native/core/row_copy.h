@@ -24,7 +24,7 @@ using RowCopyFn = void (*)(const RowGrid&);
 
 void copy_rows(const RowGrid& grid);
 
-// Streaming stores, a token of each grid in turn (see run_batch.h). The grids differ in dst and src alone. Pieces must
+// Streaming stores, a piece of each grid in turn (see run_batch.h). The grids differ in dst and src alone. Pieces must
 // be multiples of 64 bytes and dst with its strides 64-byte aligned, else as copy_rows.
 void stream_rows(const RowGrid* grids, std::size_t count);
 

@@ -118,8 +118,7 @@ class RunBatch {
 
   void add(const RowGrid& grid) {
     if (!streaming_) return copy_rows(grid);
-    // Of several heads a token's pieces are already several streams, far apart.
-    if (!scattered_ || grid.heads > 1) return stream_rows(&grid, 1);
+    if (!scattered_) return stream_rows(&grid, 1);
     if (waiting_ > 0 && !alike(grid, grids_.front())) flush_grids();
     grids_[waiting_] = grid;
     if (++waiting_ == kSideBySide) flush_grids();
