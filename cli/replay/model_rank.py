@@ -10,7 +10,6 @@ Thread-safe, as `StorageOps` asks.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
 from semkv.bus.steps import Step
+from semkv.consumers.storage.in_memory import InMemoryChunks
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
 
 _GOOD = {ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE}
@@ -34,21 +34,19 @@ class LatencyModel:
     ddr_chunks: int = 256
 
 
-class ModelStorage:
+class ModelStorage(InMemoryChunks):
     """`StorageOps` by a `LatencyModel`."""
 
     def __init__(self, model: LatencyModel) -> None:
+        super().__init__()
         self._model = model
-        self._lock = threading.Lock()
-        self._ddr: OrderedDict[int, None] = OrderedDict()
-        self._disk: set[int] = set()
-        self._retained: dict[tuple[str, str, str], set[int]] = {}
+        self._order: OrderedDict[int, None] = OrderedDict()  # of what is in DDR, the oldest first
 
     def stored(self, hashes: Iterable[int]) -> None:
         """A request has left these chunks: in DDR as the newest, and on the SSD."""
-        with self._lock:
+        with self.lock:
             for chunk in hashes:
-                self._disk.add(chunk)
+                self.disk.add(chunk)
                 self._admit(chunk)
 
     def prefetch(
@@ -102,48 +100,24 @@ class ModelStorage:
         tenant: str,
         session: str | None,
     ) -> OpResult:
-        began = time.time_ns()
         self._wait(self._model.fixed_ms, control)
-        named = set(tiers or (Tier.CPU, Tier.DISK))
-        with self._lock:
-            kept = set().union(*self._retained.values()) if self._retained else set()
-            found = [self._remove(chunk, named, kept if not force else set(), dry_run) for chunk in hashes]
-        state = State.PARTIAL if ChunkStatus.SHARED in found else State.SUCCEEDED
-        return OpResult(state, None, tuple(found), steps=(Step("kv.tier.evict", began, time.time_ns()),))
-
-    def locate(self, hashes: tuple[int, ...], *, tenant: str) -> OpResult:
-        with self._lock:
-            rows = tuple(
-                tuple(tier for tier, held in ((Tier.CPU, self._ddr), (Tier.DISK, self._disk)) if chunk in held)
-                for chunk in hashes
-            )
-        return OpResult(State.SUCCEEDED, chunk_tiers=rows)
-
-    def retain(self, client: str, session: str, hashes: tuple[int, ...], ttl_s: float, tenant: str) -> OpResult:
-        with self._lock:
-            self._retained[(tenant, client, session)] = set(hashes)
-        return OpResult(State.SUCCEEDED)
-
-    def release(self, client: str, session: str, tenant: str) -> OpResult:
-        with self._lock:
-            self._retained.pop((tenant, client, session), None)
-        return OpResult(State.SUCCEEDED)
+        return self.remove(hashes, tiers, force=force, dry_run=dry_run)
 
     def tiers(self) -> list[TierInfo]:
         size = self._model.chunk_bytes
-        with self._lock:
-            ddr, disk = len(self._ddr), len(self._disk)
+        with self.lock:
+            ddr, disk = len(self.cpu), len(self.disk)
         return [
             TierInfo("cpu", self._model.ddr_chunks * size, ddr * size, ddr),
             TierInfo("disk", max(disk, 1) * size, disk * size, disk),
         ]
 
     def _one(self, chunk: int, budget: int | None, moved: int, dry_run: bool, control: Control) -> ChunkStatus:
-        with self._lock:
-            if chunk in self._ddr:
-                self._ddr.move_to_end(chunk)
+        with self.lock:
+            if chunk in self.cpu:
+                self._order.move_to_end(chunk)
                 return ChunkStatus.ALREADY_THERE
-            if chunk not in self._disk:
+            if chunk not in self.disk:
                 return ChunkStatus.MISSING
         if budget is not None and moved + self._model.chunk_bytes > budget:
             return ChunkStatus.NO_MEMORY
@@ -152,28 +126,19 @@ class ModelStorage:
         self._wait(self._model.chunk_ms, control)
         if control.stopped() is not None:
             return ChunkStatus.NOT_TRIED
-        with self._lock:
+        with self.lock:
             self._admit(chunk)
         return ChunkStatus.LOADED
 
     def _admit(self, chunk: int) -> None:
-        self._ddr[chunk] = None
-        self._ddr.move_to_end(chunk)
-        while len(self._ddr) > self._model.ddr_chunks:
-            self._ddr.popitem(last=False)
+        self.cpu.add(chunk)
+        self._order[chunk] = None
+        self._order.move_to_end(chunk)
+        while len(self.cpu) > self._model.ddr_chunks:
+            self.cpu.discard(self._order.popitem(last=False)[0])
 
-    def _remove(self, chunk: int, tiers: set[Tier], kept: set[int], dry_run: bool) -> ChunkStatus:
-        held = (Tier.CPU in tiers and chunk in self._ddr) or (Tier.DISK in tiers and chunk in self._disk)
-        if not held:
-            return ChunkStatus.ABSENT
-        if chunk in kept:
-            return ChunkStatus.SHARED
-        if not dry_run:
-            if Tier.CPU in tiers:
-                self._ddr.pop(chunk, None)
-            if Tier.DISK in tiers:
-                self._disk.discard(chunk)
-        return ChunkStatus.REMOVED
+    def left_ddr(self, chunk: int) -> None:
+        del self._order[chunk]
 
     def _wait(self, ms: float, control: Control) -> None:
         deadline = time.monotonic() + ms / 1000

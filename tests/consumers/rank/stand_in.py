@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
 from semkv.bus.steps import Step
+from semkv.consumers.storage.in_memory import InMemoryChunks
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
 
 CHUNK_BYTES = 1024
 
 
-class StandInStorage:
+class StandInStorage(InMemoryChunks):
     """Chunks on 'disk' can be loaded to 'cpu'. `gates` holds back every chunk of a prefetch until opened."""
 
     def __init__(self, disk: Iterable[int] = (), cpu: Iterable[int] = ()) -> None:
-        self.disk = set(disk)
-        self.cpu = set(cpu)
-        self.lock = threading.Lock()
+        super().__init__(disk, cpu)
         self.calls: list[tuple[str, tuple[int, ...]]] = []
         self.loads: list[int] = []
-        self.retained: dict[tuple[str, str, str], set[int]] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)
@@ -34,20 +33,20 @@ class StandInStorage:
         self.most_running = 0
         self.fail_with: Exception | None = None
 
-    def _enter(self, name: str, hashes: tuple[int, ...]) -> None:
+    @contextmanager
+    def _entered(self, name: str, hashes: tuple[int, ...]) -> Iterator[None]:
         with self.lock:
             self.calls.append((name, hashes))
             self.running += 1
             self.most_running = max(self.most_running, self.running)
         self.entered.release()
-        if self.fail_with is not None:
+        try:
+            if self.fail_with is not None:
+                raise self.fail_with
+            yield
+        finally:
             with self.lock:
                 self.running -= 1
-            raise self.fail_with
-
-    def _leave(self) -> None:
-        with self.lock:
-            self.running -= 1
 
     def prefetch(
         self,
@@ -61,10 +60,9 @@ class StandInStorage:
         tenant: str,
         session: str | None,
     ) -> OpResult:
-        self._enter("prefetch", hashes)
         started = time.time_ns()
         status: list[ChunkStatus] = []
-        try:
+        with self._entered("prefetch", hashes):
             for chunk in hashes:
                 while not self.gate.wait(0.005):
                     if control.cancelled or control.expired():
@@ -91,8 +89,6 @@ class StandInStorage:
             step = Step("kv.tier.load disk→cpu", started, time.time_ns(), {"kv.bytes": loaded * CHUNK_BYTES})
             moved = {"cpu": loaded * CHUNK_BYTES}
             return OpResult(state, None, tuple(status), moved, prefix, (step,) if loaded else ())
-        finally:
-            self._leave()
 
     def evict(
         self,
@@ -105,55 +101,22 @@ class StandInStorage:
         tenant: str,
         session: str | None,
     ) -> OpResult:
-        self._enter("evict", hashes)
-        started = time.time_ns()
-        status = []
-        try:
+        with self._entered("evict", hashes):
             self.gate.wait()
-            kept = set().union(*self.retained.values()) if self.retained else set()
-            with self.lock:
-                for chunk in hashes:
-                    if chunk in kept and not force:
-                        status.append(ChunkStatus.SHARED)
-                        continue
-                    found = False
-                    for tier, chunks in ((Tier.CPU, self.cpu), (Tier.DISK, self.disk)):
-                        if (tiers is None or tier in tiers) and chunk in chunks:
-                            found = True
-                            if not dry_run:
-                                chunks.discard(chunk)
-                    status.append(ChunkStatus.REMOVED if found else ChunkStatus.ABSENT)
-            state = State.PARTIAL if ChunkStatus.SHARED in status else State.SUCCEEDED
-            return OpResult(state, None, tuple(status), steps=(Step("kv.tier.evict", started, time.time_ns()),))
-        finally:
-            self._leave()
+            return self.remove(hashes, tiers, force=force, dry_run=dry_run)
 
     def locate(self, hashes: tuple[int, ...], *, tenant: str) -> OpResult:
-        self._enter("locate", hashes)
-        try:
+        with self._entered("locate", hashes):
             self.gate.wait()
-            with self.lock:
-                rows = tuple(
-                    tuple(tier for tier, held in ((Tier.CPU, self.cpu), (Tier.DISK, self.disk)) if chunk in held)
-                    for chunk in hashes
-                )
-            return OpResult(State.SUCCEEDED, chunk_tiers=rows)
-        finally:
-            self._leave()
+            return super().locate(hashes, tenant=tenant)
 
     def retain(self, client: str, session: str, hashes: tuple[int, ...], ttl_s: float, tenant: str) -> OpResult:
-        self._enter("retain", hashes)
-        with self.lock:
-            self.retained[(tenant, client, session)] = set(hashes)
-        self._leave()
-        return OpResult(State.SUCCEEDED, chunk_status=(ChunkStatus.ALREADY_THERE,) * len(hashes))
+        with self._entered("retain", hashes):
+            return super().retain(client, session, hashes, ttl_s, tenant)
 
     def release(self, client: str, session: str, tenant: str) -> OpResult:
-        self._enter("release", ())
-        with self.lock:
-            self.retained.pop((tenant, client, session), None)
-        self._leave()
-        return OpResult(State.SUCCEEDED)
+        with self._entered("release", ()):
+            return super().release(client, session, tenant)
 
     def tiers(self) -> list[TierInfo]:
         return [TierInfo("cpu", 1 << 20, len(self.cpu) * CHUNK_BYTES, len(self.cpu))]
