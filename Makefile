@@ -52,6 +52,7 @@ format: environment ## rewrite the sources in the project's format
 
 drill: environment ## live requests, prefetches, evicts, pressure and faults at once, for minutes
 	@$(BIN)/python -m bench.drill --seconds 300 --faults $(DRILL_ARGS)
+	@$(BIN)/python -m bench.drill_vllm --seconds 120
 
 environment:
 	@$(PYTHON) tools/environment.py default
