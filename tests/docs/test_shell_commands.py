@@ -143,7 +143,7 @@ class Stand:
         log = self.folder / f"log-{len(self._started)}"
         with log.open("w") as out:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {self.here(text)}"], cwd=self.folder, env=self.environment(**env), stdout=out,
+                ["bash", "-c", f"exec env {self.here(text)}"], cwd=self.folder, env=self.environment(**env), stdout=out,
                 stderr=out, text=True,
             )  # fmt: skip
         self._started.append(process)
@@ -211,7 +211,8 @@ WITH_BLOCKS = [page for page in PAGES if any(command.shown == "block" for comman
 @pytest.mark.engine
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_run(page: Path, stand: Stand) -> None:
-    env: dict[str, str] = {}
+    # What is meant where a page names no server is the one on the usual port.
+    env = {"SEMKV_NATS_URL": stand.here("nats://127.0.0.1:4222")}
     for command in commands(page):
         text = command.text
         if command.shown != "block" or why_not(command) or any(text.startswith(start) for start in LOOKED_AT):
