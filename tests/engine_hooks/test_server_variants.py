@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -18,12 +17,8 @@ from typing import Any
 
 import pytest
 
-from semkv.bus.connection import Link, connect_nats
 from semkv.bus.embedded import EmbeddedServer
-from semkv.bus.messages import EngineInfo
 from semkv.bus.messages.finished import Finished
-from semkv.bus.registry import EngineRegistry
-from semkv.bus.settings import BusSettings
 from semkv.cli.devengine.lmcache_config import LMCacheConfig
 from semkv.cli.devengine.server import VLLMServer
 from tests.engine_hooks.capture import Capture
@@ -89,21 +84,6 @@ def complete(server: VLLMServer, prompt: str, **options: Any) -> dict[str, Any]:
 def tokens_of(server: VLLMServer, prompt: str) -> list[int]:
     found: list[int] = server.post("/tokenize", {"model": "tiny", "prompt": prompt})["tokens"]
     return found
-
-
-def live_ranks(url: str) -> list[EngineInfo]:
-    async def ask() -> list[EngineInfo]:
-        link = Link()
-        connection = await connect_nats(BusSettings(url=url), name="test", link=link)
-        try:
-            registry = EngineRegistry(connection, link)
-            await registry.start()
-            await asyncio.sleep(0.3)
-            return registry.live()
-        finally:
-            await connection.close()
-
-    return asyncio.run(ask())
 
 
 def start_stream(server: VLLMServer, prompt: str, tokens: int) -> http.client.HTTPConnection:
