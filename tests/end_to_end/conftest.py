@@ -19,6 +19,7 @@ from semkv.bus.embedded import EmbeddedServer
 from semkv.cli.devengine.lmcache_config import LMCacheConfig
 from semkv.cli.devengine.model import TINY, make_model
 from semkv.cli.devengine.server import ServerOptions, VLLMServer
+from tests.support.otlp_receiver import OtlpReceiver
 
 pytest.importorskip("vllm", reason="the end-to-end tests need vLLM: run them with make test")
 
@@ -49,6 +50,7 @@ class World:
     engine: VLLMServer
     plain: VLLMServer
     trace_file: Path
+    metrics: OtlpReceiver
 
     def complete(self, prompt: str, *, plain: bool = False, session: str | None = None, tokens: int = 8) -> Answer:
         """A greedy text completion."""
@@ -109,7 +111,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     model = make_model(folder / "model")
     chunk_gib = CHUNK * TINY.kv_bytes_per_token / 2**30
     lmcache = LMCacheConfig(disk=folder / "ssd", chunk_size=CHUNK, ddr_gib=(DDR_CHUNKS + 0.5) * chunk_gib)
-    trace_file = folder / "trace.json"
+    trace_file, metrics = folder / "trace.json", OtlpReceiver()
     for name in ("engine", "plain"):
         (folder / name).mkdir()
     engine = VLLMServer(
@@ -118,14 +120,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             folder=folder / "engine",
             lmcache=lmcache,
             nats_url=nats.url,
-            environment={tracing.ENV_FILE: str(trace_file), **taken_out()},
+            environment={
+                tracing.ENV_FILE: str(trace_file),
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": metrics.endpoint,
+                "OTEL_METRIC_EXPORT_INTERVAL": "500",
+                **taken_out(),
+            },
         )
     )
     plain = VLLMServer(ServerOptions(model=model, folder=folder / "plain", name="plain", lmcache=None))
     try:
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(2) as pool, metrics:
             list(pool.map(VLLMServer.start, (engine, plain)))
-        yield World(nats, engine, plain, trace_file)
+            yield World(nats, engine, plain, trace_file, metrics)
     finally:
         engine.stop()
         plain.stop()
