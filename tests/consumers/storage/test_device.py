@@ -221,7 +221,7 @@ def test_a_prefetch_larger_than_the_stage(rig: Rig, storage: LMCacheStorage) -> 
 
 
 def test_a_gap_and_a_failing_copy(rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes = rig.store(rig.tokens(3))
+    hashes = rig.store(rig.tokens(4))
     with_gap = (hashes[0], 12345, hashes[1])
     result = storage.prefetch(with_gap, tier=Tier.DEVICE)
     assert result.chunk_status == (LOADED, ChunkStatus.MISSING, ChunkStatus.UNREACHABLE)
@@ -232,14 +232,20 @@ def test_a_gap_and_a_failing_copy(rig: Rig, storage: LMCacheStorage, monkeypatch
     )
     real = stage_of(rig)._copy
 
+    left = [1, 1]
+
     def broken(memory_obj: Any, size: int) -> Any:
-        raise RuntimeError("the device is lost")
+        if left:
+            left.pop()
+            raise RuntimeError("the device is lost")
+        return real(memory_obj, size)
 
     monkeypatch.setattr(stage_of(rig), "_copy", broken)
     result = storage.prefetch(hashes, tier=Tier.DEVICE)
-    assert result.chunk_status == (THERE, THERE, ChunkStatus.FAILED)
+    assert result.chunk_status == (THERE, THERE, ChunkStatus.FAILED, ChunkStatus.NOT_TRIED)
     assert result.reason == "RuntimeError: the device is lost"
-    monkeypatch.setattr(stage_of(rig), "_copy", real)
+    result = storage.prefetch(hashes, tier=Tier.DEVICE, order=Order.SET)
+    assert result.chunk_status == (THERE, THERE, ChunkStatus.FAILED, LOADED)
     rig.check()
 
 
