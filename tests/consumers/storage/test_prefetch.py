@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -355,27 +356,34 @@ def test_opposite_orders_over_the_same_chunks_never_wait_for_each_other(
     rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashes = on_disk(rig, 6)
-    real = files.read_full
-    first_reads = threading.Barrier(2, timeout=20)
-    met = threading.Event()
+    real = storage.inflight.begin
+    claims: dict[int, int] = {}
+    both_have_three = threading.Barrier(2, timeout=20)
 
-    def meeting(*args: object, **kwargs: object) -> int:
-        if not met.is_set():
-            first_reads.wait()  # both operations have begun to read
-            met.set()
-        return real(*args, **kwargs)  # type: ignore[arg-type]
+    def begin(chunk_hash: int) -> threading.Event | None:
+        me = threading.get_ident()
+        claims[me] = claims.get(me, 0) + 1
+        if claims[me] == 4:
+            both_have_three.wait()  # the next chunk of each is one that the other has claimed
+        return real(chunk_hash)
 
-    monkeypatch.setattr(files, "read_full", meeting)
+    monkeypatch.setattr(storage.inflight, "begin", begin)
     results = []
     threads = [
-        threading.Thread(target=lambda asked=asked: results.append(storage.prefetch(asked, order=Order.SET)))
+        threading.Thread(
+            target=lambda asked=asked: results.append(
+                storage.prefetch(asked, order=Order.SET, control=Control(time.monotonic_ns() + 20 * 10**9))
+            )
+        )
         for asked in (hashes, tuple(reversed(hashes)))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
-    assert [result.state for result in results] == [State.SUCCEEDED] * 2
+        thread.join(60)
+    assert [result.state for result in results] == [State.SUCCEEDED] * 2, (
+        "each waits for the other until its time is up"
+    )
     assert results[0].counts.get("loaded", 0) + results[1].counts.get("loaded", 0) == 6, "each chunk was read once"
     rig.check()
 
