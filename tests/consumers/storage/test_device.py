@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
+from semkv.consumers.storage.attribution import Attribution, Outcome
 from semkv.consumers.storage.lmcache import LMCacheStorage
 from semkv.consumers.storage.ops import Control, OpResult
 from semkv.native.connector.stage import DeviceStage, StagedConnector
@@ -325,3 +326,19 @@ def test_without_a_stage_the_device_is_refused(rig: Rig, storage: LMCacheStorage
         assert re.search(words, result.reason)
         assert storage.evict(hashes, tiers=(Tier.DEVICE,)).chunk_status == (ChunkStatus.UNSUPPORTED,)
         assert [tier.name for tier in storage.tiers()] == ["cpu", "disk"]
+
+
+def test_a_hit_on_a_copy_is_its_prefetchs(rig: Rig) -> None:
+    """The copy is handed over behind whoever watches what the connector receives."""
+    told: list[Outcome] = []
+    attribution = Attribution(told.append)
+    attribution.watch_device(rig.engine)
+    storage = LMCacheStorage(rig.engine, Nobody(), watch=attribution)
+    tokens = rig.tokens(2)
+    hashes = rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    storage.prefetch(hashes, tier=Tier.DEVICE, control=Control(command_id="warm"))
+    rig.retrieve(rig.lookup(tokens), tokens)
+    attribution.sweep()
+    assert [is_copy for is_copy, _ in given(rig)] == [True, True]
+    assert [(outcome.command_id, outcome.useful, outcome.wasted) for outcome in told] == [("warm", 2, 0)]
