@@ -70,6 +70,8 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        for mount in mounts_below(self._folder):  # dockerd leaves its network namespaces mounted
+            subprocess.run(["umount", mount], capture_output=True, check=False)
 
 
 class Stack:
@@ -274,12 +276,18 @@ def free_ports(count: int) -> list[int]:
 
 def traces_of(folder: Path) -> list[str]:
     """What a daemon in this folder has on this machine: processes, mounts, and bridges of whichever daemon."""
-    found = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
+    found = mounts_below(folder)
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes():
                 found.append(f"process {entry.name}")
     return found + [entry.name for entry in Path("/sys/class/net").glob("br-*")]
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """The innermost first."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [mount for mount in reversed(mounts) if mount.startswith(f"{folder}/")]
 
 
 def missing() -> list[str]:
