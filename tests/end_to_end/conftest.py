@@ -122,6 +122,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             nats_url=nats.url,
             environment={
                 tracing.ENV_FILE: str(trace_file),
+                "SEMKV_DEVICE_STAGE_MIB": "4",
                 "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": metrics.endpoint,
                 "OTEL_METRIC_EXPORT_INTERVAL": "500",
                 **taken_out(),
