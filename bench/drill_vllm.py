@@ -23,6 +23,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from semkv.cli.devengine.model import make_model
 from semkv.cli.devengine.requirements import preload_libraries
@@ -128,9 +129,9 @@ def _follow(process: subprocess.Popen[bytes]) -> Run:
             return ended(f"hangs after {requests} requests", {"requests": requests})
         if not line:
             return ended(f"died with code {process.wait()} after {requests} requests", {"requests": requests})
-        if not line.startswith(b"{"):
+        said = _object(line)
+        if said is None:
             continue  # the engine's own words
-        said = json.loads(line)
         if "ready" in said:
             began, patience = time.monotonic(), SILENCE_S
         requests = said.get("at", requests)
@@ -138,6 +139,14 @@ def _follow(process: subprocess.Popen[bytes]) -> Run:
             with_patches = ended("well", said["counts"])
         elif "ended" in said:
             return ended(said.get("without") or said.get("error") or said["ended"], said["counts"])
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def main() -> int:

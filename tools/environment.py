@@ -71,6 +71,7 @@ class Environment:
     def ensure(self) -> None:
         """Bring the environment up to date. Two at once wait for one another."""
         if self._is_current():
+            self._leave_out_neighbours()
             return
         with _one_at_a_time(ROOT / f"{self.recipe.folder}.lock"):
             if self._is_current():
@@ -86,6 +87,7 @@ class Environment:
                 self._install_engine()
                 self._write_stamp(engine=engine)
             self._step("building and installing semkv", self._pip("--no-build-isolation", "-e", ".[dev]"))
+            self._leave_out_neighbours()
             self._write_stamp(engine=engine, semkv=self._semkv_digest())
             _say(f"{self.recipe.folder} is ready ({time.monotonic() - begin:.0f} s)")
 
@@ -95,7 +97,7 @@ class Environment:
         # The CUDA parts of LMCache are left out: no compiler for them is needed, and none of their packages.
         lmcache = self._pip("--no-deps", "--no-build-isolation", "--no-binary", "lmcache", self.recipe.lmcache)
         self._step(f"building {self.recipe.lmcache} without CUDA", lmcache, NO_CUDA_EXT="1")
-        site = next((self.folder / "lib").glob("python3.*")) / "site-packages"
+        site = self._site()
         if self.recipe.stub_cuda:
             stubs = [self.python, str(ROOT / "tools" / "stub_cuda_libraries.py"), str(site / "torch" / "lib")]
             self._step("satisfying the loader for torch's CUDA build", stubs)
@@ -104,6 +106,21 @@ class Environment:
         shim.mkdir(exist_ok=True)
         (shim / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {self.recipe.vllm}\n")
         (shim / "RECORD").touch()
+
+    def _site(self) -> Path:
+        return next((self.folder / "lib").glob("python3.*")) / "site-packages"
+
+    def _leave_out_neighbours(self) -> None:
+        """Take the folder that the checkout lies in off the path, where whatever stands beside it could be imported.
+
+        scikit-build-core puts it there for type checkers, which takes the rooms for parts of one package; the import
+        line before it is what finds them.
+        """
+        for file in self._site().glob("_editable_skbc_semkv.pth"):
+            kept = [line for line in file.read_text().splitlines() if line.startswith("import ")]
+            text = "\n".join(kept) + "\n"
+            if text != file.read_text():
+                file.write_text(text)
 
     def _pip(self, *arguments: str | Path) -> list[str | Path]:
         command: list[str | Path] = [self.folder / "bin" / "uv", "pip", "install", "-q", "--python", self.python]
