@@ -85,7 +85,7 @@ def drill(folder: Path, *, patched: bool, seconds: float, without_s: float = 0, 
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, str(ENGINE), json.dumps(task)],
-            env=environment() | {"TMPDIR": str(folder / "t")},
+            env=environment() | {"TMPDIR": str(folder / "t"), "PROMETHEUS_MULTIPROC_DIR": str(folder / "t")},
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -91,8 +91,10 @@ class ServerOptions:
             # Without it the scheduler and the worker start their hash chains from different roots.
             "PYTHONHASHSEED": "0",
             "TORCHDYNAMO_DISABLE": "1",
-            # LMCache leaves its sockets in the temporary folder: here they go with the engine's own.
+            # LMCache leaves its sockets in the temporary folder, and its counters in one of /tmp: here they go with the
+            # engine's own.
             "TMPDIR": str(self.folder / "t"),
+            "PROMETHEUS_MULTIPROC_DIR": str(self.folder / "t"),
         }
         if libraries := preload_libraries(Path(sys.prefix)):
             variables["LD_PRELOAD"] = ":".join(libraries)

@@ -10,10 +10,13 @@ Run one with `with lmcache_engine(tmp_path, ...) as rig:`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import itertools
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +34,17 @@ from lmcache.v1.event_manager import EventStatus, EventType
 from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.pin_monitor import PinMonitor
+
+
+def _counters_go(folder: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+    # LMCache's counters would stay in /tmp. The folder is there as long as this process, whose children use it too.
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="semkv-")
+    atexit.register(_counters_go, os.environ["PROMETHEUS_MULTIPROC_DIR"], os.getpid())
 
 LAYERS, HEADS, HEAD_SIZE = 2, 2, 16
 LOCK_WAIT_S = 10.0

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,23 +40,17 @@ PROMPTS = [[_random.randrange(3, 500) for _ in range(n)] for n in (77, 128, 130,
 LATENT_PROMPTS = [prompt for prompt in PROMPTS if 0 < len(prompt) % 64 <= 16]
 
 
-@contextmanager
-def one_engine_at_a_time() -> Iterator[None]:
-    with Path(tempfile.gettempdir(), "semkv.engine.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def start(folder: Path, model: Path, *engines: dict[str, Any], prompts: list[list[int]] = PROMPTS) -> tuple[Any, str]:
     """What each of the engines did, by name, and all that they printed; None if one did not start."""
     task = {"model": str(model), "folder": str(folder), "prompts": prompts, "warm": 100, "engines": engines}
     variables = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     if libraries := preload_libraries(Path(sys.prefix)):
         variables["LD_PRELOAD"] = ":".join(libraries)
-    with one_engine_at_a_time():
+    # LMCache leaves its sockets and counters lying; a short path, since a socket's may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="semkv-") as left:
         done = subprocess.run(
             [sys.executable, str(PROBE), json.dumps(task)],
-            env=variables,
+            env=variables | {"TMPDIR": left, "PROMETHEUS_MULTIPROC_DIR": left},
             cwd=folder,
             capture_output=True,
             text=True,
