@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from typing import cast
 
 ChunkHash = int
 
@@ -72,8 +73,9 @@ def check(hashes: Sequence[object]) -> tuple[int, ...]:
     values = tuple(hashes)
     if not set(map(type, values)) <= {int}:
         raise _range_error(values)
-    pack(values)  # type: ignore[arg-type]
-    return values  # type: ignore[return-value]
+    checked = cast("tuple[int, ...]", values)  # mypy does not follow the set of types
+    pack(checked)
+    return checked
 
 
 def to_hex(value: int) -> str:

@@ -33,7 +33,7 @@ def _base_class() -> type:
     return base
 
 
-class _Named(hooked_class(_base_class())):  # type: ignore[misc]
+class _Named(hooked_class(_base_class())):  # type: ignore[misc]  # the base is known at run time only
     """LMCache's connector with semkv's hooks, to be named in `--kv-transfer-config`."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:

@@ -33,7 +33,7 @@ def hooked_class(base: Any) -> Any:
     if base in _hooked:
         return _hooked[base]
 
-    class Hooked(base):  # type: ignore[misc]
+    class Hooked(base):  # type: ignore[misc]  # the base is known at run time only
         """LMCache's connector with semkv's hooks."""
 
         _semkv_hooked = True

@@ -187,7 +187,7 @@ def recording_class(base: Any) -> Any:
     if base in _classes:
         return _classes[base]
 
-    class Recording(base):  # type: ignore[misc]
+    class Recording(base):  # type: ignore[misc]  # the base is known at run time only
         """The lookup client of LMCache, recording. Made only from an existing one."""
 
         _semkv_records: HashRecords

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 from semkv.bus import codec, subjects
@@ -57,7 +57,7 @@ class FinishedStream:
         self._next_seq = None if after is None else after + 1
         self._detector = GapDetector()
         self._parts: OrderedDict[tuple[str, int, str, int], dict[int, Finished]] = OrderedDict()
-        self._iterator: AsyncIterator[Finished] | None = None
+        self._iterator: AsyncGenerator[Finished, None] | None = None
         self.last_seq = after or 0
         """Stream sequence of the newest event that was yielded: resume with `after=last_seq`."""
         self.gaps: deque[Gap] = deque(maxlen=_GAPS_KEPT)
@@ -77,9 +77,9 @@ class FinishedStream:
         """Ends the stream."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
-            await iterator.aclose()  # type: ignore[attr-defined]
+            await iterator.aclose()
 
-    async def _run(self) -> AsyncIterator[Finished]:
+    async def _run(self) -> AsyncGenerator[Finished, None]:
         tenant = subjects.token(self._kv.tenant)
         where = subjects.token(self._instance) if self._instance else "*"
         filters = [

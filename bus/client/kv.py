@@ -302,8 +302,8 @@ class KV:
                 span.put(messaging_attributes("publish", subject, template, message_id=part.command_id))
                 span.put({"kv.command_id": part.command_id, "kv.domain": part.domain, "kv.instance": part.instance})
                 span.put({"kv.chunks.requested": len(getattr(part, "chunk_hashes", ()))})
-                if getattr(part, "session", None):
-                    span.put({"kv.session_id": part.session})  # type: ignore[attr-defined]
+                if session_id := getattr(part, "session", None):
+                    span.put({"kv.session_id": session_id})
             headers: dict[str, str] = {}
             inject(headers, span.context)
             session = await self.session()

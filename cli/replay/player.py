@@ -135,7 +135,7 @@ async def against(
             return
         row = rows.get((result.command_id, (result.instance, result.rank))) if isinstance(result, Result) else None
         if row is not None:
-            row.replayed = result  # type: ignore[assignment]
+            row.replayed = result  # type: ignore[assignment]  # a row was found, so it is a Result
             complete.set()
 
     messages = list(_readable(recording, report))

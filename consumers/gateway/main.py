@@ -23,7 +23,7 @@ class GatewayServer(uvicorn.Server):
     """uvicorn's server, which ends event streams first: it waits for open connections before the lifespan ends."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.app.state.stopping.set()  # type: ignore[union-attr]
+        self.config.app.state.stopping.set()  # type: ignore[union-attr]  # the app is ours, not a name
         await super().shutdown(sockets)
 
 

@@ -19,12 +19,12 @@ How to reach NATS, and the tenant it speaks for, are the bus's own variables. Im
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semkv.bus.hosts import is_loopback
 from semkv.bus.settings import BusSettings
 
 __all__ = ["GatewaySettings", "GatewaySettingsError", "Token", "read_tokens"]
@@ -98,16 +98,6 @@ class GatewaySettings:
             trace_file=Path(env["SEMKV_TRACE_FILE"]) if env.get("SEMKV_TRACE_FILE") else None,
             bus=BusSettings.from_env(env),
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it. A name other than localhost could be anything, so it is not."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:

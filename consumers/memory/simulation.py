@@ -15,7 +15,7 @@ import argparse
 import heapq
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from semkv.consumers.memory.chains import Chain
@@ -155,7 +155,8 @@ def simulate(model: Model, name: str, lead_ms: float | None, *, oracle: bool = F
     return figures
 
 
-def _prefetch(world: _World, figures: Figures, session: int, size: int, now: float, at: object) -> None:
+def _prefetch(world: _World, figures: Figures, session: int, size: int, now: float,
+              at: Callable[[float, str, int], None]) -> None:  # fmt: skip
     if session in world.loads:
         figures.redundant += 1  # asked for already
         return
@@ -165,7 +166,7 @@ def _prefetch(world: _World, figures: Figures, session: int, size: int, now: flo
         return
     figures.prefetched += load.missing
     world.loads[session] = load
-    at(load.ends, "loaded", session)  # type: ignore[operator]
+    at(load.ends, "loaded", session)
 
 
 def _loaded(world: _World, figures: Figures, session: int, now: float) -> None:

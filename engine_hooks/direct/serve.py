@@ -9,10 +9,10 @@ Errors: none reach vLLM; what stands in the way is said in one line.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from typing import Any
 
+from semkv.bus.hosts import is_loopback
 from semkv.consumers.storage.ops import StorageOps
 from semkv.engine_hooks import settings
 from semkv.engine_hooks.direct.routes import Ranks, install
@@ -67,18 +67,9 @@ def _hindrance(config: Any) -> str | None:
     if config.internal_api_server_socket_path_prefix:
         return "internal_api_server_socket_path_prefix is set, and ranks are reached by port; leave it out"
     host = str(config.internal_api_server_host)
-    if not _is_loopback(host):
+    if not is_loopback(host):
         return (
             f"internal_api_server_host is {host}, and the server has no access control; set it to 127.0.0.1, "
             "or use NATS and semkv gateway"
         )
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -17,19 +17,10 @@ import pytest
 from semkv.native.connector import vllm_npu
 from semkv.native.connector.vllm_npu import LATENT_PLANES, NZ_PLANES, PLANES, NpuLayout, npu_layout, ours_serves
 from semkv.native.transfer.streams import AcceleratorMissingError
-from tests.native.acl_emulator import UnavailableError, build, run_program, torch_npu_folder
+from tests.native.acl_emulator import run_program
 
 pytestmark = pytest.mark.lmcache
 PROGRAM = Path(__file__).with_name("npu_engine_program.py")
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        torch_npu_folder()
-        return build(tmp_path_factory.mktemp("acl"))
-    except UnavailableError as missing:
-        pytest.skip(str(missing))
 
 
 def test_lmcache_on_the_emulated_device(libraries: Path, tmp_path: Path) -> None:

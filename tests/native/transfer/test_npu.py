@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.acl_emulator import UnavailableError, build, run_program, torch_npu_folder
+from tests.native.acl_emulator import run_program
 
 PROGRAM = Path(__file__).with_name("npu_program.py")
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        torch_npu_folder()
-        return build(tmp_path_factory.mktemp("acl"))
-    except UnavailableError as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.mark.parametrize("what", ["pinned", "pageable", "kernels", "refused", "connector"])
