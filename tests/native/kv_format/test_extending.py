@@ -63,7 +63,7 @@ def edit(path: Path, before: str, after: str) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_format_and_an_engine_are_added_by_the_guide(tmp_path: Path) -> None:
     native, tests = tmp_path / "semkv" / "native", tmp_path / "tests" / "native"
-    without = shutil.ignore_patterns("__pycache__", "*.so", "connector", "acl_emulator", "core")
+    without = shutil.ignore_patterns("__pycache__", "*.so", "connector", "acl_emulator", "core", "conftest.py")
     shutil.copytree(ROOT / "native", native, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     shutil.copytree(ROOT / "tests" / "native", tests, ignore=without)
     (tmp_path / "tests" / "__init__.py").touch()
