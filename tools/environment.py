@@ -73,7 +73,7 @@ class Environment:
         if self._is_current():
             self._leave_out_neighbours()
             return
-        with _one_at_a_time(ROOT / f"{self.recipe.folder}.lock"):
+        with _one_at_a_time(ROOT / ".cache" / f"{self.recipe.folder}.lock"):
             if self._is_current():
                 return
             begin = time.monotonic()
@@ -199,12 +199,10 @@ def _compiler_works() -> bool:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as lock:  # the file stays: whoever waits for a removed one holds what nobody else can see
         fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
 
 
 def _say(line: str) -> None:
