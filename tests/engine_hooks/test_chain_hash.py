@@ -14,7 +14,9 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semkv.engine_hooks import chain_hash
 from semkv.engine_hooks.chain_hash import ChainHasher, install, token_bytes
+from semkv.native import _core
 
 GOLDEN = [
     # model, revision, chunk size, tokens, hashes
@@ -90,8 +92,52 @@ def test_lists_tensors_and_vllms_lists_give_the_same() -> None:
     assert ChainHasher("m", "", 16).hashes(tuple(tokens)) == wanted
 
 
-def test_placeholders_outside_32_bits() -> None:
-    assert token_bytes([-1, 2**32, 1]) == struct.pack("<3I", 2**32 - 1, 0, 1)
+@pytest.fixture(params=["core", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to read tokens: with the C++ core, and where semkv was built without it."""
+    if request.param == "python":
+        monkeypatch.setattr(chain_hash, "_read_plain", lambda tokens: None)
+    return str(request.param)
+
+
+ODD = [0, 1, -1, 2**30 - 1, 2**30, -(2**30), 2**31, 2**32 - 1, 2**32, 2**64 + 5, -(2**64) - 5, 10**30, -(10**30)]
+
+
+@pytest.mark.usefixtures("reader")
+def test_any_int_is_its_low_32_bits() -> None:
+    wanted = struct.pack(f"<{len(ODD)}I", *[value & 0xFFFFFFFF for value in ODD])
+    assert token_bytes(ODD) == wanted and token_bytes(tuple(ODD)) == wanted
+    assert token_bytes([]) == b"" == token_bytes(())
+
+
+class _Number(int):
+    pass
+
+
+@pytest.mark.usefixtures("reader")
+def test_what_only_looks_like_ints_in_a_list() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert token_bytes([True, _Number(7), numpy.int64(9)]) == struct.pack("<3I", 1, 7, 9)
+    assert token_bytes(range(3)) == token_bytes(iter([0, 1, 2])) == struct.pack("<3I", 0, 1, 2)
+    for bad in ([1, 1.5], [1, "2"], [1, None], None, 7):
+        with pytest.raises(TypeError):
+            token_bytes(bad)
+
+
+@pytest.mark.usefixtures("reader")
+def test_vllms_read_only_list() -> None:
+    utils = pytest.importorskip("vllm.v1.utils")
+    tokens = [5, 2**31, -1, 7]
+    assert token_bytes(utils.ConstantList(tokens)) == token_bytes(tokens)
+    assert token_bytes(utils.ConstantList([5, True])) == token_bytes([5, 1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-(2**70), 2**70), max_size=300))
+def test_the_core_reads_plain_ints_and_nothing_else(tokens: list[int]) -> None:
+    wanted = struct.pack(f"<{len(tokens)}I", *[value & 0xFFFFFFFF for value in tokens])
+    assert _core.token_bytes(tokens) == wanted == _core.token_bytes(tuple(tokens))
+    assert _core.token_bytes([*tokens, 1.0]) is None and _core.token_bytes([*tokens, True]) is None
 
 
 def test_model_revision_and_chunk_size_are_part_of_it() -> None:
