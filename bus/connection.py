@@ -257,7 +257,8 @@ async def connect_nats(
         if deadline is not None and loop.time() + wait > deadline:
             raise BusUnavailableError(
                 f"no NATS server answered at {settings.shown_url} within {timeout:g} s "
-                f"({link.last_error or 'connection refused'}); check SEMKV_NATS_URL"
+                f"({link.last_error or 'connection refused'}); start one (nats-server -js), or name yours in "
+                "SEMKV_NATS_URL"
             )
         await asyncio.sleep(wait)
         wait = min(wait * 2, 1.0)

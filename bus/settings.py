@@ -59,10 +59,11 @@ class BusSettings:
     event_format: str = "msgpack"
 
     def __post_init__(self) -> None:
-        for url in self.urls:
-            if urlsplit(url).scheme not in _SCHEMES or not urlsplit(url).hostname:
+        for url in self.urls or [self.url]:
+            if not _usable(url):
+                shown = url.rpartition("@")[2]  # a password has no place in a message
                 raise SettingsError(
-                    f"SEMKV_NATS_URL: {redact(url)!r} is no NATS URL; use nats://host:4222 or tls://host:4222"
+                    f"SEMKV_NATS_URL: {shown!r:.200} is no NATS URL; use nats://host:4222 or tls://host:4222"
                 )
         for variable, name in (("SEMKV_TENANT", self.tenant), ("SEMKV_INSTANCE", self.instance or "x")):
             if not _NAME.match(name):
@@ -113,6 +114,14 @@ class BusSettings:
             replicas=_number(env, "SEMKV_REPLICAS", 1),
             event_format=env.get("SEMKV_EVENT_FORMAT") or "msgpack",
         )
+
+
+def _usable(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket left open; a port that is no number, or over 65535
+        return False
 
 
 def redact(url: str) -> str:

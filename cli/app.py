@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from semkv.cli.commands import (
     auth,
@@ -26,13 +29,37 @@ from semkv.cli.commands import (
     watch,
     why,
 )
+from semkv.cli.output import BAD_INPUT, fail_in_json, wanted
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 done, but not all of it; 2 bad input; 3 nobody there to ask (no server, no engine); "
     "130 interrupted."
 )
 
+
+class Commands(TyperGroup):
+    """The group of all commands. What cannot be parsed is said in JSON too, where `--json` is among the arguments."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        wanted.json = "--json" in args
+        return _told(super().make_context, info_name, args, *rest, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        return _told(super().invoke, ctx)
+
+
+def _told(step: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    try:
+        return step(*arguments, **named)
+    except Exception as error:
+        # Click's errors, whichever click this Typer brings; help and exits are none.
+        if (message := getattr(error, "format_message", None)) is not None:
+            fail_in_json(message(), getattr(error, "exit_code", BAD_INPUT))
+        raise
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Steer the KV cache of LLM engines from an agent's memory.",
     epilog=EXIT_CODES,
     no_args_is_help=True,

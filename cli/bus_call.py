@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
-from semkv.bus import KV, CommandResult, connect
-from semkv.bus.client import CommandHandle
 from semkv.bus.errors import BusError
 from semkv.bus.hashes import HashError
 from semkv.bus.settings import SettingsError
 from semkv.bus.status import State
 from semkv.cli.chosen import Chosen
 from semkv.cli.output import BAD_INPUT, PARTIAL, UNREACHABLE, console, fail, print_json
+
+if TYPE_CHECKING:
+    from semkv.bus import KV, CommandHandle, CommandResult
 
 NatsUrl = Annotated[
     str | None, typer.Option("--nats-url", help="The NATS server.", envvar="SEMKV_NATS_URL", show_default=False)
@@ -38,6 +39,7 @@ T = TypeVar("T")
 
 def on_bus(url: str | None, tenant: str | None, work: Callable[[KV], Awaitable[T]]) -> T:
     """Connect, do `work`, close. Errors of the bus end the command with one line."""
+    from semkv.bus import connect
 
     async def run() -> T:
         async with connect(url, tenant=tenant, timeout=CONNECT_S) as kv:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semkv.bus import KV, codec, subjects
+from semkv.bus import subjects
 from semkv.bus.hashes import HashError, parse_all
-from semkv.bus.messages import Finished
-from semkv.bus.reader import OrderedReader
-from semkv.bus.streams import EVENTS, stream_info
 from semkv.cli.output import BAD_INPUT, fail
+
+if TYPE_CHECKING:
+    from semkv.bus import KV
 
 Hashes = Annotated[
     list[str] | None, typer.Argument(help="Chunk hashes in chain order, in hex as the engine's answer has them.")
@@ -75,6 +75,11 @@ class Chosen:
 
 async def _newest(kv: KV, wanted: str) -> tuple[tuple[int, ...], list[str]]:
     """The chain of the session's newest request, and the names of some other sessions, the newest first."""
+    from semkv.bus import codec
+    from semkv.bus.messages import Finished
+    from semkv.bus.reader import OrderedReader
+    from semkv.bus.streams import EVENTS, stream_info
+
     session = await kv.session()
     state = (await stream_info(session.nc, EVENTS))["state"]
     first, last = int(state["first_seq"]), int(state["last_seq"])

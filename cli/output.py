@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How commands speak: one console for people, JSON lines for programs, one clear line and an exit code on failure.
 
+With `--json` a failure is also one JSON object, `{"error", "exit_code"}`, the last line of standard output.
+
 Exit codes: 0 done, 1 done but not all of it (a partial result, a false claim), 2 bad input, 3 nobody there to ask
 (no server, no engine), 130 interrupted.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import typer
@@ -23,6 +26,15 @@ if not console.is_terminal:
 errors = Console(stderr=True)
 
 
+@dataclass
+class _Wanted:
+    json: bool = False
+
+
+wanted = _Wanted()
+"""Whether this process was asked for JSON: the command line sets it before a command is parsed."""
+
+
 def print_json(value: Any) -> None:
     """One JSON value on one line of standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) + "\n")
@@ -32,4 +44,11 @@ def print_json(value: Any) -> None:
 def fail(message: str, code: int) -> NoReturn:
     """Say in one line what went wrong and leave with `code`."""
     errors.print(f"semkv: {message}", markup=False, highlight=False, soft_wrap=True)
+    fail_in_json(message, code)
     raise typer.Exit(code)
+
+
+def fail_in_json(message: str, code: int) -> None:
+    """The same for a program, where it asked for JSON."""
+    if wanted.json:
+        print_json({"error": message, "exit_code": code})

@@ -6,18 +6,19 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
 
-from semkv.bus import KV
 from semkv.bus.errors import BusError
 from semkv.bus.settings import BusSettings, SettingsError
 from semkv.cli import bus_call
-from semkv.cli.doctor import checks
-from semkv.cli.doctor.checks import Finding, Level
 from semkv.cli.output import BAD_INPUT, PARTIAL, UNREACHABLE, console, fail, print_json
 
-_MARKS = {Level.OK: ("✓", "green"), Level.WARN: ("!", "yellow"), Level.BAD: ("✗", "bold red")}
+if TYPE_CHECKING:
+    from semkv.cli.doctor.checks import Finding
+
+_MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "bold red")}
 
 
 def doctor(tenant: bus_call.Tenant = None, nats_url: bus_call.NatsUrl = None, as_json: bus_call.AsJson = False) -> None:
@@ -28,6 +29,8 @@ def doctor(tenant: bus_call.Tenant = None, nats_url: bus_call.NatsUrl = None, as
 
     Example: semkv doctor --nats-url nats://127.0.0.1:4222
     """
+    from semkv.cli.doctor import checks
+
     try:
         settings = BusSettings.from_env()
         settings = replace(settings, url=nats_url or settings.url, tenant=tenant or settings.tenant)
@@ -45,11 +48,14 @@ def doctor(tenant: bus_call.Tenant = None, nats_url: bus_call.NatsUrl = None, as
     _print(found, as_json)
     if not reached:
         raise typer.Exit(UNREACHABLE)
-    if any(finding.level is Level.BAD for finding in found):
+    if any(finding.level is checks.Level.BAD for finding in found):
         raise typer.Exit(PARTIAL)
 
 
 async def _on_the_bus(settings: BusSettings) -> list[Finding]:
+    from semkv.bus import KV
+    from semkv.cli.doctor import checks
+
     kv = KV(settings, timeout=bus_call.CONNECT_S)
     try:
         session = await kv.session()
@@ -71,7 +77,7 @@ def _print(found: list[Finding], as_json: bool) -> None:
             row = {"topic": finding.topic, "level": finding.level.value, "text": finding.text, "fix": finding.fix}
             print_json(row)
             continue
-        mark, style = _MARKS[finding.level]
+        mark, style = _MARKS[finding.level.value]
         console.print(f"[{style}]{mark}[/] {finding.topic:<12}", end="")
         console.print(finding.text, markup=False, highlight=False, soft_wrap=True)
         if finding.fix:

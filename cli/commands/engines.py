@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 
-from semkv.bus import KV
-from semkv.bus.messages import EngineInfo
 from semkv.cli import bus_call
 from semkv.cli.output import UNREACHABLE, console, fail, print_json
+
+if TYPE_CHECKING:
+    from semkv.bus import KV
+    from semkv.bus.messages import EngineInfo
 
 
 def engines(

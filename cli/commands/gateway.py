@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from semkv.cli.output import print_json
+from semkv.cli.output import BAD_INPUT, fail, print_json
 
 
 def gateway(
@@ -31,7 +31,10 @@ def gateway(
 
     Example: semkv gateway --port 6999
     """
-    from semkv.consumers.gateway.main import main
+    try:
+        from semkv.consumers.gateway.main import main
+    except ModuleNotFoundError as error:
+        fail(f"the gateway needs {error.name}: pip install 'semkv[gateway]'", BAD_INPUT)
 
     given = {"SEMKV_GATEWAY_HOST": host, "SEMKV_GATEWAY_PORT": port, "SEMKV_NATS_URL": nats_url}
     env = {**os.environ, **{key: str(value) for key, value in given.items() if value is not None}}
@@ -42,4 +45,5 @@ def gateway(
         if as_json:
             print_json({"url": url, "page": f"{url}/ui/", "pid": os.getpid()})
 
-    raise typer.Exit(main(env, listening=said))
+    if code := main(env, listening=said, refused=lambda error: fail(error, BAD_INPUT)):
+        raise typer.Exit(code)

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from semkv.bus import KV, CommandResult
 from semkv.bus.hashes import to_legacy
 from semkv.bus.status import State
 from semkv.cli import bus_call, chosen
 from semkv.cli.output import PARTIAL, console, print_json
+
+if TYPE_CHECKING:
+    from semkv.bus import KV, CommandResult
 
 
 def locate(

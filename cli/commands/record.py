@@ -7,15 +7,18 @@ import asyncio
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from nats.aio.msg import Msg
 
-from semkv.bus import KV, subjects
+from semkv.bus import subjects
 from semkv.cli import bus_call
 from semkv.cli.output import BAD_INPUT, errors, fail, print_json
-from semkv.cli.replay.recording import Recorded, announced
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from semkv.bus import KV
 
 
 def record(
@@ -32,6 +35,8 @@ def record(
 
     Example: semkv record monday.jsonl --seconds 3600
     """
+    from semkv.cli.replay.recording import Recorded, announced
+
     try:
         out = file.open("x", encoding="utf-8")
     except FileExistsError:

@@ -6,19 +6,21 @@ from __future__ import annotations
 import asyncio
 import statistics
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from semkv.bus import KV
 from semkv.bus.errors import BusError
-from semkv.bus.messages import Result
 from semkv.cli import bus_call
 from semkv.cli.output import BAD_INPUT, PARTIAL, UNREACHABLE, console, fail, print_json
-from semkv.cli.replay.model_rank import LatencyModel
-from semkv.cli.replay.player import Answered, ReplayError, Report, against, against_model
-from semkv.cli.replay.recording import Recorded, RecordingError, read
+from semkv.cli.replay.latency import LatencyModel
+
+if TYPE_CHECKING:
+    from semkv.bus import KV
+    from semkv.bus.messages import Result
+    from semkv.cli.replay.player import Answered, Report
+    from semkv.cli.replay.recording import Recorded
 
 
 def replay(
@@ -41,6 +43,8 @@ def replay(
 
     Example: semkv replay monday.jsonl --chunk-ms 12 --ddr-chunks 512
     """
+    from semkv.cli.replay.recording import RecordingError, read
+
     try:
         recording = list(read(file))
     except OSError as error:
@@ -57,6 +61,8 @@ def replay(
 
 
 def _live(url: str, recording: list[Recorded], speed: float, patience: float) -> Report:
+    from semkv.cli.replay.player import against
+
     async def work(kv: KV) -> Report:
         return await against((await kv.session()).nc, recording, speed=speed, patience_s=patience)
 
@@ -65,6 +71,7 @@ def _live(url: str, recording: list[Recorded], speed: float, patience: float) ->
 
 def _modelled(recording: list[Recorded], model: LatencyModel, speed: float, patience: float) -> Report:
     from semkv.bus.embedded import EmbeddedServerError
+    from semkv.cli.replay.player import ReplayError, against_model
 
     try:
         return asyncio.run(against_model(recording, model, speed=speed, patience_s=patience))

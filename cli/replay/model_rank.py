@@ -13,25 +13,15 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
 from semkv.bus.steps import Step
+from semkv.cli.replay.latency import LatencyModel
 from semkv.consumers.storage.in_memory import InMemoryChunks
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
 
 _GOOD = {ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE}
 _SLICE_S = 0.005
-
-
-@dataclass(frozen=True)
-class LatencyModel:
-    """What things cost. Milliseconds, bytes."""
-
-    fixed_ms: float = 0.5
-    chunk_ms: float = 5.0
-    chunk_bytes: int = 32 << 20
-    ddr_chunks: int = 256
 
 
 class ModelStorage(InMemoryChunks):

@@ -23,7 +23,8 @@ from semkv.bus.messages import Cancel, Command, EngineInfo, Finished, Message, R
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.bus.streams import ensure_streams
-from semkv.cli.replay.model_rank import LatencyModel, ModelStorage
+from semkv.cli.replay.latency import LatencyModel
+from semkv.cli.replay.model_rank import ModelStorage
 from semkv.cli.replay.recording import Recorded
 from semkv.consumers.rank import RankIdentity, RankWorker
 

@@ -42,16 +42,24 @@ def server(settings: GatewaySettings) -> GatewayServer:
     )
 
 
-def main(env: Mapping[str, str] | None = None, *, listening: Callable[[str], None] | None = None) -> int:
+def main(
+    env: Mapping[str, str] | None = None,
+    *,
+    listening: Callable[[str], None] | None = None,
+    refused: Callable[[str], None] | None = None,
+) -> int:
     """The command line's way in: settings from the environment; 2 for settings and addresses that cannot be used.
 
-    `listening` is told the address once connections are taken.
+    `listening` is told the address once connections are taken; `refused`, in place of stderr, why nothing is served.
     """
     try:
         settings = GatewaySettings.from_env(env)
         taken = _listen(settings)
     except (GatewaySettingsError, SettingsError) as error:
-        print(f"semkv gateway: {error}", file=sys.stderr)
+        if refused is not None:
+            refused(str(error))
+        else:
+            print(f"semkv gateway: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     if listening is not None:

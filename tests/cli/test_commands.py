@@ -77,7 +77,7 @@ def test_without_a_server_each_says_so_in_one_line(
     monkeypatch.setattr(bus_call, "CONNECT_S", 0.2)
     done = run(name, *arguments, "--nats-url", NOBODY, code=3)
     said = done.stderr if name != "doctor" else done.stdout
-    assert "127.0.0.1:1" in said and ("SEMKV_NATS_URL" in said)
+    assert "127.0.0.1:1" in said and "nats-server -js" in said and "SEMKV_NATS_URL" in said
     assert name == "doctor" or len(done.stderr.splitlines()) == 1, done.stderr
 
 
@@ -87,6 +87,14 @@ def test_an_address_that_is_none_is_bad_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "'nowhere' is no NATS URL" in run(name, *arguments, "--nats-url", "nowhere", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://127.0.0.1:99999", "nats://127.0.0.1:0", "nats://[::1", ",", "nats://u:secret@"]
+)
+def test_what_is_wrong_with_an_address_is_no_traceback_and_shows_no_password(url: str) -> None:
+    told = run("engines", "--nats-url", url, code=2).stderr
+    assert "is no NATS URL; use nats://host:4222" in told and "secret" not in told
 
 
 @pytest.mark.parametrize("name", ["locate", "prefetch", "evict"])
@@ -128,6 +136,29 @@ def test_json_is_one_object_a_line_and_nothing_else(bus: Bus, tmp_path: Path, mo
         done = run(*arguments, "--nats-url", bus.url, "--json")
         for line in done.stdout.splitlines():
             assert isinstance(json.loads(line), dict), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        *(((name, *arguments, "--nats-url", NOBODY), 3) for name, arguments in NEEDS_BUS.items() if name != "doctor"),
+        (("prefetch",), 2), (("prefetch", "zz"), 2), (("evict", "1", "--tier", "attic"), 2), (("engines", "--nope"), 2),
+        (("nope",), 2), (("trace",), 2), (("trace", "absent.json"), 2), (("why", "--store", "absent.db"), 2),
+        (("replay", "absent.jsonl"), 2), (("schema", "absent.v1"), 2), (("auth", "one", "-d", "/proc/none"), 2),
+        (("gateway", "--host", "0.0.0.0"), 2), (("gateway", "--port", "70000"), 2),
+        (("engine", "--chunk-size", "1"), 2), (("demo", "--plain-engine-url", "http://127.0.0.1:1"), 2),
+    ],
+)  # fmt: skip
+def test_json_says_what_failed_too(
+    arguments: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bus_call, "CONNECT_S", 0.2)
+    done = run(*arguments, "--json", code=code)
+    told = json.loads(done.stdout)
+    assert told["exit_code"] == code and told["error"]
+    assert told["error"].split()[0] in done.stderr, "people are told the same"
+    assert "error" not in run(*arguments, code=code).stdout, "nothing but with --json"
 
 
 def test_where_there_is_nothing_it_is_said(nats_server: EmbeddedServer, tmp_path: Path) -> None:

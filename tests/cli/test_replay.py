@@ -11,7 +11,8 @@ import pytest
 from semkv.bus import codec, connect
 from semkv.bus.messages import EngineInfo, Finished, Prefetch, Result
 from semkv.bus.status import ChunkStatus, HashesStatus, Order, State, Tier
-from semkv.cli.replay.model_rank import LatencyModel, ModelStorage
+from semkv.cli.replay.latency import LatencyModel
+from semkv.cli.replay.model_rank import ModelStorage
 from semkv.cli.replay.player import ReplayError, against_model
 from semkv.cli.replay.recording import Recorded, RecordingError, announced, read
 from semkv.consumers.storage.ops import Control
