@@ -55,9 +55,8 @@ SETTLE_S = 6.0
 """How long events wait for ranks that have not announced themselves (they do so every 2 s)."""
 FLUSH_S = 3.0
 DRAIN_S = 0.9
-NOTE_WORK = 16
-YIELD_WORK = 256
-"""How many hashes are written (an event itself counts for 16) before the scheduler's thread may have its turn."""
+YIELD_S = 0.0002
+"""How long events are written before the scheduler's thread may have its turn."""
 RECENT_S = 2.0
 RECENT_NOTES = 2048
 HEADROOM = 8192
@@ -178,17 +177,16 @@ class EventLoop:
                 self._recent.clear()
         batch = self._unsent or publisher.take(BATCH)
         self._unsent = batch
-        work = 0
+        turn = time.monotonic()
         for note in batch:
             self._judge(note)
             try:
                 await self._send(connection, note)
-                work += len(note.texts) + NOTE_WORK
-                if work > YIELD_WORK:
+                if time.monotonic() - turn > YIELD_S:
                     # A look at the loop's sockets lets go of the interpreter: without it the scheduler's thread would
                     # wait for the whole batch, 5 ms at a time.
-                    work = 0
                     await asyncio.sleep(0)
+                    turn = time.monotonic()
             except (OSError, nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
                 publisher.complain("sending (the batch is sent again)", error)
                 return False

@@ -97,6 +97,8 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Both ways to read tokens: with the C++ core, and where semkv was built without it."""
     if request.param == "python":
         monkeypatch.setattr(chain_hash, "_read_plain", lambda tokens: None)
+    else:
+        assert chain_hash._read_plain is _core.token_bytes
     return str(request.param)
 
 

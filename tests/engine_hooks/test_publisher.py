@@ -20,6 +20,7 @@ from semkv.bus.embedded import EmbeddedServer
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import HashesStatus
 from semkv.bus.streams import ensure_streams
+from semkv.engine_hooks import event_loop
 from semkv.engine_hooks.agreement import Agreement
 from semkv.engine_hooks.event_loop import EventLoop
 from semkv.engine_hooks.finished import FinishedNote
@@ -90,7 +91,18 @@ def test_events_come_in_order_with_their_fields(nats_server: EmbeddedServer) -> 
         assert beat.epoch == made.epoch
 
 
-def test_overflow_drops_the_oldest_and_leaves_a_gap(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_overflow_drops_the_oldest_and_leaves_a_gap(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listened = threading.Event()
+
+    async def after_the_listener(*args: Any, **kwargs: Any) -> Any:
+        connection = await connect_nats(*args, **kwargs)
+        while not listened.is_set():  # noqa: ASYNC110  # another thread sets it
+            await asyncio.sleep(0.01)
+        return connection
+
+    monkeypatch.setattr(event_loop, "connect_nats", after_the_listener)
     server = EmbeddedServer(tmp_path / "nats")
     server.start()
     url = server.url
@@ -102,7 +114,7 @@ def test_overflow_drops_the_oldest_and_leaves_a_gap(tmp_path: Any, caplog: pytes
         server.start()
         try:
             with Capture(url) as seen:
-                events = seen.wait_for(seen.events, 1, 15)
+                listened.set()
                 wait_until(lambda: len(seen.events()) == 10)
                 events = seen.events()
                 assert [event.seq for event in events] == list(range(16, 26))
@@ -212,8 +224,6 @@ def test_close_without_nats_ends_in_time(tmp_path: Any) -> None:
 def test_a_crash_of_the_thread_never_reaches_the_engine(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semkv.engine_hooks import event_loop
-
     class Crash(BaseException):
         """Not even an Exception."""
 
@@ -336,3 +346,37 @@ def test_refused_credentials_are_said_once_and_tried_again(tmp_path: Any, caplog
         time.sleep(1.5)
         assert made.alive and made.backlog() == 1
     assert len([r for r in caplog.records if "event publisher, connecting" in r.getMessage()]) == 1
+
+
+async def test_a_batch_lets_others_have_their_turn(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever looks at the loop's sockets lets go of the interpreter, for which the scheduler's thread waits."""
+    monkeypatch.setattr(event_loop, "YIELD_S", 0.0)
+    made = publisher(nats_server.url)
+    loop = EventLoop(BusSettings(url=nats_server.url), instance="e", domain="d" * 12, chunk_size=16, agreement=None)
+    connection = await connect_nats(BusSettings(url=nats_server.url), name="turns")
+    sent, before = 0, []
+    real = loop._send
+
+    async def send(to: Any, one: FinishedNote) -> None:
+        nonlocal sent
+        await real(to, one)
+        sent += 1
+
+    async def other() -> None:
+        while True:
+            before.append(sent)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(loop, "_send", send)
+    monkeypatch.setattr(made, "start", lambda: None)  # the notes stay in the ring
+    for number in range(50):
+        made.offer(note(number))
+    beside = asyncio.ensure_future(other())
+    try:
+        assert await loop._publish(connection, made)
+        assert set(range(1, 50)) <= set(before), "it has its turn behind each event"
+    finally:
+        beside.cancel()
+        await connection.close()
