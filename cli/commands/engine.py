@@ -13,6 +13,9 @@ import typer
 
 from semkv.cli.output import BAD_INPUT, UNREACHABLE, errors, fail, print_json
 
+_MARK = "[semkv]"
+"""What every line of the hooks in an engine's log begins with, behind vLLM's own prefix."""
+
 
 def engine(
     host: Annotated[str, typer.Option(help="Where to listen. Anything but loopback is open to that network.")] = (
@@ -37,15 +40,15 @@ def engine(
 ) -> None:
     """Serve a real vLLM with LMCache on this machine's CPU until Ctrl-C. Ends with 3 if it does not start, or dies.
 
+    What semkv's hooks say in its log is shown once it serves.
+
     Example: SEMKV_NATS_URL=nats://127.0.0.1:4222 semkv engine --folder /tmp/engine
     """
-    from semkv.cli.devengine import requirements
     from semkv.cli.devengine.lmcache_config import LMCacheConfig
     from semkv.cli.devengine.model import ModelShape, make_model
     from semkv.cli.devengine.server import EngineStartError, ServerOptions, VLLMServer
 
-    if lacking := requirements.missing():
-        fail("; ".join(lacking), BAD_INPUT)
+    _check(port, nats_url, plain)
     folder = folder.resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +86,8 @@ def engine(
             print_json({"url": server.url, "pid": server.pid, "instance": name})
         else:
             errors.print(f"serving {server.url}; Ctrl-C ends", markup=False, highlight=False, soft_wrap=True)
+        for said in _hooks_lines(server.log()):
+            errors.print(f"  {said}", markup=False, highlight=False, soft_wrap=True)
         while not ended.wait(0.5):
             if not _alive(server.pid):
                 fail(f"vllm serve ended; see {server.log_path}", UNREACHABLE)
@@ -91,6 +96,33 @@ def engine(
             fail(str(error), UNREACHABLE)
     finally:
         server.stop()
+
+
+def _check(port: int, nats_url: str | None, plain: bool) -> None:
+    """Ends the command on what would stop the engine, or what the hooks would refuse, a minute from now."""
+    from semkv.bus.settings import BusSettings, SettingsError
+    from semkv.cli.devengine import requirements
+    from semkv.cli.devengine.server import port_is_free
+    from semkv.engine_hooks import settings
+
+    if lacking := requirements.missing():
+        fail("; ".join(lacking), BAD_INPUT)
+    if not port_is_free(port):
+        fail(f"--port: {port} is in use: is an engine there already? Choose another", BAD_INPUT)
+    if plain:
+        return
+    try:
+        BusSettings.from_env({**os.environ, **({"SEMKV_NATS_URL": nats_url} if nats_url else {})})
+        direct = settings.direct(os.environ)
+    except (SettingsError, settings.SettingError) as error:
+        fail(str(error), BAD_INPUT)
+    if not nats_url and not direct:
+        errors.print("neither --nats-url nor SEMKV_NATS_URL is given: semkv stays out of this engine", highlight=False)
+
+
+def _hooks_lines(log: str) -> list[str]:
+    """What semkv said, each thing once: several processes say some of it."""
+    return list(dict.fromkeys(line[line.index(_MARK) :].strip() for line in log.splitlines() if _MARK in line))
 
 
 def _model(path: Path, make: object) -> Path:

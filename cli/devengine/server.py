@@ -133,7 +133,7 @@ class VLLMServer:
         if self.port == 0:
             self.port = free_port()
         elif not port_is_free(self.port):
-            raise EngineStartError(f"port {self.port} is in use: choose another, or leave the port out for a free one")
+            raise EngineStartError(f"port {self.port} is in use: choose another, or 0 for a free one")
         (self.options.folder / "t").mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(

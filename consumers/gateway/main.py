@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -80,9 +82,11 @@ def _listen(settings: GatewaySettings) -> socket.socket:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
+        # Python adds the address to the text of an error number.
+        why = os.strerror(error.errno) if error.errno is not None and error.errno in errno.errorcode else error
         raise GatewaySettingsError(
             f"SEMKV_GATEWAY_HOST, SEMKV_GATEWAY_PORT: {settings.host}:{settings.port} cannot be listened on "
-            f"({error.strerror or error}): is a gateway, or LMCache's API server, there already? Choose another with "
+            f"({why}): is a gateway, or LMCache's API server, there already? Choose another with "
             "--port or SEMKV_GATEWAY_PORT"
         ) from None
 

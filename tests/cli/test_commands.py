@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
@@ -21,6 +22,9 @@ from typer.testing import CliRunner
 from semkv.bus.embedded import EmbeddedServer
 from semkv.cli import bus_call
 from semkv.cli.app import app
+from semkv.cli.commands import engine
+from semkv.cli.devengine import requirements
+from semkv.cli.devengine.server import EngineStartError, VLLMServer, free_port
 from tests.cli.conftest import MAIN, Bus, Run, environment
 from tests.consumers.gateway.test_events import finished, publish
 
@@ -193,8 +197,48 @@ def taken() -> Iterator[int]:
 
 def test_a_port_in_use_is_said(taken: int) -> None:
     told = run("gateway", "--port", taken, "--nats-url", NOBODY, code=2).stderr
-    assert f"127.0.0.1:{taken}" in told and "in use" in told and "--port" in told
+    assert f"127.0.0.1:{taken}" in told and told.count("in use") == 1 and "--port" in told
     assert len(told.splitlines()) == 1
+
+
+class TestEngine:
+    """What would stop it, or leave semkv out of it, is said before vLLM takes its minute to start."""
+
+    @pytest.fixture(autouse=True)
+    def starts_nothing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def start(*_: object, **__: object) -> NoReturn:
+            raise EngineStartError("it would start now")
+
+        monkeypatch.setattr(requirements, "missing", list)
+        monkeypatch.setattr(VLLMServer, "start", start)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "semkv-engine/model").mkdir(parents=True)
+        (tmp_path / "semkv-engine/model/config.json").touch()
+
+    def test_a_port_in_use(self, taken: int) -> None:
+        told = run("engine", "--port", taken, code=2).stderr
+        assert f"--port: {taken} is in use" in told and len(told.splitlines()) == 1
+
+    @pytest.mark.parametrize(("name", "value"), [("SEMKV_NATS_URL", "nats://h:0"), ("SEMKV_DIRECT", "perhaps")])
+    def test_settings_that_the_hooks_would_refuse(self, name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(name, value)
+        told = run("engine", "--port", free_port(), code=2).stderr
+        assert name in told and value.removeprefix("nats://") in told and "would start" not in told
+
+    @pytest.mark.parametrize(
+        ("arguments", "direct", "out"),
+        [((), "0", True), (("--nats-url", NOBODY), "0", False), (("--plain",), "0", False), ((), "1", False)],
+    )
+    def test_that_semkv_stays_out_is_said_where_nobody_asked_for_it(
+        self, arguments: tuple[str, ...], direct: str, out: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SEMKV_DIRECT", direct)
+        told = run("engine", "--port", free_port(), *arguments, code=3).stderr
+        assert ("semkv stays out" in told) is out and "would start now" in told
+
+    def test_the_hooks_lines_are_shown_once_each(self) -> None:
+        log = "INFO 1 [semkv] hooked\n(EngineCore pid=7) INFO 2 [semkv] hooked\nelse\nWARN [semkv] patch is left out\n"
+        assert engine._hooks_lines(log) == ["[semkv] hooked", "[semkv] patch is left out"]
 
 
 def test_a_gateway_open_to_the_network_needs_tokens() -> None:
