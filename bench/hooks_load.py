@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thousands of short requests through real engines: what semkv, a missing NATS and tracing cost in throughput.
 
-Three real vLLM servers with LMCache, serving in turns: one without semkv's hooks, one hooked, one hooked with tracing
-on and 10 % of traces sampled. A round sends a block of requests in each condition, in shuffled order; `nats up` comes
-twice, so that its ratio to itself shows the noise. Ratios are within rounds: the median over rounds, and its quartiles.
-What the hooked engine published is counted at the end: the gaps in `seq` must be what it says it dropped.
+Four real vLLM servers with LMCache, serving in turns: one without semkv's hooks, one hooked, its twin, and one hooked
+with tracing on and 10 % of traces sampled. A round sends a block of requests in each condition, in shuffled order.
+`nats up` comes twice, so that its ratio to itself shows the noise of one server; the twin's shows that between two
+servers alike, which is what tracing has to be seen through. Beside throughput: the processor time of the server's own
+processes for a request, which whatever else runs on the machine disturbs less. Ratios are within rounds: the median
+over rounds, and its quartiles. What the hooked engine published is counted at the end: the gaps in `seq` must be what
+it says it dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import statistics
@@ -19,19 +23,27 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROUNDS = 8
 BLOCK = 120
 WARM = 100
 RING = 80
 SAMPLED = "0.1"
-SETTLE_S = 2.5
+SETTLE_S = 2.0
 BASE = "nats up"
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def _servers(folder: Path, hooked_url: str, traced_url: str) -> dict[str, Any]:
-    """The three servers, not started."""
+class Block(NamedTuple):
+    """What a block of requests took: requests a second, and milliseconds of the server's processor time for each."""
+
+    rate: float
+    cpu_ms: float
+
+
+def _servers(folder: Path, hooked_url: str, twin_url: str, traced_url: str) -> dict[str, Any]:
+    """The four servers, not started."""
     from semkv.cli.devengine.lmcache_config import LMCacheConfig
     from semkv.cli.devengine.model import TINY, make_model
     from tests.support.vllm_server import tiny_server
@@ -52,6 +64,7 @@ def _servers(folder: Path, hooked_url: str, traced_url: str) -> dict[str, Any]:
         # LMCache needs semkv's device connector to run on a CPU: it is named, and with no NATS told nothing is hooked.
         "plain": {"nats_url": None, "arguments": ["--kv-transfer-config", json.dumps(named)]},
         "hooked": {"nats_url": hooked_url, "environment": {"SEMKV_EVENT_RING": str(RING)}},
+        "twin": {"nats_url": twin_url, "environment": {"SEMKV_EVENT_RING": str(RING)}},
         "traced": {"nats_url": traced_url, "environment": tracing},
     }
     servers = {}
@@ -63,17 +76,34 @@ def _servers(folder: Path, hooked_url: str, traced_url: str) -> dict[str, Any]:
     return servers
 
 
-def _ratios(rates: dict[str, list[float]]) -> dict[str, float]:
-    """For each condition its throughput over that of the base, round by round."""
+def _processor_ms(server: Any) -> float:
+    """Processor time of the server's processes so far, in milliseconds."""
+    ticks = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # one that has just ended
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == server.pid:
+                    ticks += int(fields[11]) + int(fields[12])
+    return ticks * 1000 / TICKS
+
+
+def _ratios(taken: dict[str, list[Block]]) -> dict[str, float]:
+    """For each condition its throughput and its processor time over those of the base, round by round."""
     figures: dict[str, float] = {}
-    print(f"  {'':16} {'requests/s':>10}   ratio to '{BASE}': median (quartiles)")
-    for name, values in rates.items():
-        ratios = [one / base for one, base in zip(values, rates[BASE], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"  {name:16} {statistics.median(values):10.1f}   {middle:.3f} ({low:.3f} to {high:.3f})")
+    print(f"  {'':16} requests/s, ratio to '{BASE}': median (quartiles); ms of processor time for each, ratio")
+    for name, blocks in taken.items():
         key = name.replace(" ", "_").replace("%", "percent")
-        figures[f"{key}_per_s"] = statistics.median(values)
-        figures[f"{key}_ratio"], figures[f"{key}_ratio_low"], figures[f"{key}_ratio_high"] = middle, low, high
+        line = f"  {name:16}"
+        for field, unit in (("rate", "per_s"), ("cpu_ms", "cpu_ms")):
+            values = [getattr(block, field) for block in blocks]
+            ratios = [one / getattr(base, field) for one, base in zip(values, taken[BASE], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            line += f" {statistics.median(values):8.2f}   {middle:.3f} ({low:.3f} to {high:.3f})  "
+            kind = "ratio" if field == "rate" else "cpu_ratio"
+            figures[f"{key}_{unit}"] = statistics.median(values)
+            figures |= {f"{key}_{kind}": middle, f"{key}_{kind}_low": low, f"{key}_{kind}_high": high}
+        print(line)
     return figures
 
 
@@ -98,34 +128,40 @@ def run() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="semkv-load-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         nats = stack.enter_context(EmbeddedServer(folder / "nats"))
+        twin = stack.enter_context(EmbeddedServer(folder / "twin"))
         other = stack.enter_context(EmbeddedServer(folder / "other"))
-        servers = _servers(folder, nats.url, other.url)
+        servers = _servers(folder, nats.url, twin.url, other.url)
         for server in servers.values():
             stack.callback(server.stop)
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(len(servers)) as pool:
             list(pool.map(lambda server: server.start(), servers.values()))
         sent = dict.fromkeys(servers, 0)
 
-        def block(engine: str, count: int = BLOCK) -> float:
+        def block(engine: str, count: int = BLOCK) -> Block:
+            # As long a prompt for each server.
+            kind = f"{engine:6} {sent[engine]:6}"
             sent[engine] += count
-            return send(servers[engine], count, f"{engine} {sent[engine]}")
+            before = _processor_ms(servers[engine])
+            rate = send(servers[engine], count, kind)
+            return Block(rate, (_processor_ms(servers[engine]) - before) / count)
 
-        def down() -> float:
+        def down() -> Block:
             nats.stop()
             try:
                 return block("hooked")
             finally:
                 nats.start()
 
-        conditions: dict[str, Callable[[], float]] = {
+        conditions: dict[str, Callable[[], Block]] = {
             BASE: lambda: block("hooked"),
             "nats up again": lambda: block("hooked"),
             "nats down": down,
             "nats flapping": lambda: flapping(nats, lambda: block("hooked")),
+            "its twin": lambda: block("twin"),
             "without semkv": lambda: block("plain"),
             "tracing 10 %": lambda: block("traced"),
         }
-        rates: dict[str, list[float]] = {condition: [] for condition in conditions}
+        taken: dict[str, list[Block]] = {condition: [] for condition in conditions}
         order, source = list(conditions), random.Random(1)
         for engine in servers:
             block(engine, WARM)
@@ -133,9 +169,9 @@ def run() -> dict[str, float]:
         for _ in range(ROUNDS):
             source.shuffle(order)
             for condition in order:
-                rates[condition].append(conditions[condition]())
+                taken[condition].append(conditions[condition]())
                 time.sleep(SETTLE_S)
-        figures = _ratios(rates)
+        figures = _ratios(taken)
         for engine, server in servers.items():
             figures[f"{engine}_mib_before"], figures[f"{engine}_mib_after"] = memory[engine], resident_mib(server)
             print(f"  {engine:16} {memory[engine]:.0f} MiB before, {figures[f'{engine}_mib_after']:.0f} after")

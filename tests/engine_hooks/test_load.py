@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -25,6 +26,7 @@ from tests.support.vllm_server import tiny_server
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 RING = 300
 REQUESTS = 700
+T = TypeVar("T")
 TEXT = "the memory of an agent remembers what was said " * 3
 
 
@@ -56,7 +58,7 @@ def send(server: VLLMServer, count: int, kind: str) -> float:
         return count / (time.monotonic() - begin)
 
 
-def flapping(nats: EmbeddedServer, work: Callable[[], float]) -> float:
+def flapping(nats: EmbeddedServer, work: Callable[[], T]) -> T:
     stop = threading.Event()
 
     def flap() -> None:
