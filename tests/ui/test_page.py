@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debi
 SHARED = tuple(range(1, 7))
 BILLING = (*SHARED, *range(100, 118))
 SUPPORT = (*SHARED, *range(200, 209))
+CONNECT = "document.querySelector('#login button').click()"
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
 SPANS = {
     "resourceSpans": [
@@ -120,7 +121,7 @@ async def test_it_shows_what_happens_and_acts(
         held = Tiered(disk=set(BILLING) | set(SUPPORT), cpu=set(SUPPORT))
         rank_of(held, rank=rank, world_size=2)
     await page.until("document.querySelectorAll('.rank').length === 2")
-    await page.until(text(".rank .amount") + "?.includes('15 chunks')")
+    await page.until(text(".rank .amount") + "?.includes('15 of 48 KiB · 15 chunks')")
     assert await page.evaluate("document.querySelector('.used.cpu').style.width") == "31.25%"
 
     # Conversations: chunks that are shared stand once, and the others branch off.
@@ -190,7 +191,8 @@ async def test_long_and_many_conversations_stay_readable(
     stand: tuple[Browser, Gateway], nats_server: EmbeddedServer, rank_of: Callable[..., RankWorker], tmp_path: Path
 ) -> None:
     page, _ = stand
-    rank_of(Tiered(disk=range(3000)))
+    for rank in range(9):
+        rank_of(Tiered(disk=range(3000)), rank=rank, world_size=9)
     root = tuple(range(40))
     await publish(
         nats_server.url,
@@ -201,9 +203,36 @@ async def test_long_and_many_conversations_stay_readable(
     )
     await page.until(text("#chains") + "?.includes('and 19 older conversations')")
     assert await page.evaluate("document.querySelectorAll('.chain').length") == 40
+    await page.until("document.querySelectorAll('.rank').length === 9")
+    engines = "(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight && clientHeight < 600)"
+    assert await page.evaluate(f"{engines}(document.getElementById('engines'))"), "many ranks scroll in their place"
     await look(page, "ui-many", tmp_path)
     widest = "Math.max(...[...document.querySelectorAll('.cell')].map((cell) => cell.getBoundingClientRect().right))"
     assert await page.evaluate(f"{widest} <= innerWidth")
+
+
+async def test_it_says_that_nats_is_away_and_back(
+    stand: tuple[Browser, Gateway], nats_server: EmbeddedServer, rank_of: Callable[..., RankWorker], tmp_path: Path
+) -> None:
+    page, _ = stand
+    rank_of(Tiered(disk=set(BILLING)))
+    await publish(nats_server.url, finished("billing", BILLING, 1, 0))
+    await page.until(
+        "document.querySelectorAll('.chain').length === 1 && document.querySelectorAll('.rank').length === 1"
+    )
+    nats_server.stop()
+    try:
+        await page.until(text("#state") + "?.includes('NATS is away')")
+        assert await page.evaluate("getComputedStyle(document.getElementById('engines')).opacity") == "0.7"
+        await page.evaluate("document.querySelector('[aria-label=\"prefetch billing\"]').click()")
+        await page.until(text("#notice") + "?.startsWith('prefetch billing: ')")
+        await look(page, "ui-away", tmp_path)
+    finally:
+        nats_server.start()
+    await page.until(text("#state") + " === 'live'")
+    assert await page.evaluate("document.getElementById('notice').hidden"), "what was wrong is over"
+    await page.evaluate("document.querySelector('[aria-label=\"prefetch billing\"]').click()")
+    await page.until("document.querySelectorAll('#commands .state.succeeded').length === 1")
 
 
 async def test_it_asks_for_a_token(settings: GatewaySettings, tmp_path: Path) -> None:
@@ -212,12 +241,18 @@ async def test_it_asks_for_a_token(settings: GatewaySettings, tmp_path: Path) ->
         assert (await gateway.client.get("/ui/app.js")).status_code == 200
         assert (await gateway.client.get("/memory/engines")).status_code == 401
         await browser.call("Page.navigate", url=f"{gateway.url}/ui/")
-        await browser.until("document.getElementById('login')?.hidden === false")
-        await browser.evaluate(
-            "document.getElementById('token').value = 'a-long-enough-token';"
-            "document.querySelector('#login button').click()"
-        )
+        for token, said in (
+            ("", "a token is needed"),
+            ("another-token-of-ours", "the gateway does not know this token"),
+        ):
+            if token:
+                await browser.evaluate(f"document.getElementById('token').value = '{token}'; {CONNECT}")
+            await browser.until(f"{text('#state')} === '{said}' && !document.getElementById('login').hidden")
+            assert await browser.evaluate(text("#engines")) == "…", "nobody knows yet who is live"
+        await look(browser, "ui-token", tmp_path)
+        await browser.evaluate(f"document.getElementById('token').value = 'a-long-enough-token'; {CONNECT}")
         await browser.until("document.getElementById('state').dataset.state === 'live'")
+        assert await browser.evaluate("document.getElementById('login').hidden")
 
 
 async def test_the_page_needs_nothing_from_elsewhere(gateway: Gateway) -> None:

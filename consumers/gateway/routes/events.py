@@ -3,10 +3,10 @@
 
 `finished`, `outcome` and `heartbeat` come from the engines' stream: each has its stream sequence as ``id``; a client
 that comes back with ``Last-Event-ID`` (or ``?after=``) goes on there, and what the stream no longer keeps is told by
-one ``gap`` event. `accepted` and `result`, the ranks' answers to anybody's commands, and `engines`, who is live and how
-full their tiers are, are live only: they have no id. ``ready`` comes first, with the position. A comment every 15 s
-keeps the connection alive; a slow reader holds the stream back and loses no event of it; of the answers it loses the
-oldest, told by ``lost``. It ends when the reader goes, or the gateway stops.
+one ``gap`` event. `accepted` and `result`, the ranks' answers to anybody's commands, `engines`, who is live and how
+full their tiers are, and `bus`, whether NATS is reached, are live only: they have no id. ``ready`` comes first, with
+the position. A comment every 15 s keeps the connection alive; a slow reader holds the stream back and loses no event of
+it; of the answers it loses the oldest, told by ``lost``. It ends when the reader goes, or the gateway stops.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastapi.responses import StreamingResponse
 
 from semkv.bus import codec
 from semkv.bus.fields import JSON, WIRE
-from semkv.bus.messages import EngineInfo, Message
+from semkv.bus.messages import Message
 from semkv.bus.reader import StreamMessage
 from semkv.consumers.gateway.courier import Courier, Events
 from semkv.consumers.gateway.following import Answers
@@ -34,14 +34,14 @@ from semkv.consumers.gateway.routes.commands import PROBLEMS
 __all__ = ["router"]
 
 _ALIVE_S = 15.0
-_ENGINES_S = 0.5
+_LOOK_S = 0.5
 _ANSWERS = ("accepted", "result")
 _PER_CHUNK = {"chunk_status", "chunk_tiers", "hash_domain"}
 """Of an answer: as long as its command, and of no use without the command's hashes."""
 
 router = APIRouter(prefix="/memory")
 
-Kind = Literal["finished", "outcome", "heartbeat", "accepted", "result", "engines"]
+Kind = Literal["finished", "outcome", "heartbeat", "accepted", "result", "engines", "bus"]
 
 
 @router.get(
@@ -64,11 +64,10 @@ async def events(
             raise bad_field("Last-Event-ID", f"Last-Event-ID: {last_event_id!r:.40} is no id of an event")
         after = int(last_event_id)
     kinds: list[str] = list(dict.fromkeys(type or ["finished", "outcome"]))
-    stored = [kind for kind in kinds if kind not in (*_ANSWERS, "engines")]
+    stored = [kind for kind in kinds if kind not in (*_ANSWERS, "engines", "bus")]
     opened = await courier.events(stored or ["none"], instance=instance, after=after, last=last)
     answers = await courier.answers(instance) if set(kinds) & set(_ANSWERS) else None
-    live = courier.live if "engines" in kinds else None
-    stream = _Stream(opened, answers, live, kinds, session, instance)
+    stream = _Stream(opened, answers, courier, kinds, session, instance)
     body = stream.run(request.app.state.metrics, request.app.state.stopping)
     return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -80,18 +79,19 @@ class _Stream:
         self,
         opened: Events,
         answers: Answers | None,
-        live: Callable[[], list[EngineInfo]] | None,
+        courier: Courier,
         kinds: list[str],
         session: str | None,
         instance: str | None,
     ) -> None:
         self._opened = opened
         self._answers = answers
-        self._live = live
+        self._courier = courier
         self._kinds = set(kinds)
         self._session = session
         self._instance = instance
         self._shown: list[dict[str, Any]] | None = None
+        self._reached: bool | None = None
 
     async def run(self, metrics: Metrics, stopping: asyncio.Event) -> AsyncIterator[bytes]:
         metrics.streams.inc()
@@ -107,8 +107,10 @@ class _Stream:
                 sources: dict[str, Callable[[], Awaitable[Any]]] = {"stop": stopping.wait, "event": reader.__anext__}
                 if self._answers is not None:
                     sources["answer"] = (await stack.enter_async_context(self._answers)).get
-                if self._live is not None:
+                if "engines" in self._kinds:
                     sources["engines"] = self._changed_engines
+                if "bus" in self._kinds:
+                    sources["bus"] = self._changed_bus
                 await reader.ready()
                 yield _event("ready", self._opened.position, {"after": self._opened.position})
                 if self._opened.lost is not None:
@@ -136,8 +138,8 @@ class _Stream:
 
     def _told(self, source: str, found: Any) -> list[bytes]:
         """What a reader is told of one thing that a source gave; nothing of what was not asked for."""
-        if source == "engines":
-            return [_event("engines", None, {"engines": found})]
+        if source in {"engines", "bus"}:
+            return [_event(source, None, found)]
         if source == "event":
             return self._told_event(found)
         told = []
@@ -158,15 +160,23 @@ class _Stream:
             return []
         return [_event(event.type, message.seq, _fields(event))]
 
-    async def _changed_engines(self) -> list[dict[str, Any]]:
+    async def _changed_engines(self) -> dict[str, Any]:
         """The live ranks, once they are others, or otherwise full, than was last told."""
-        assert self._live is not None
         while True:
-            now = [_fields(info) for info in self._live() if self._instance in (None, info.instance)]
+            now = [_fields(info) for info in self._courier.live() if self._instance in (None, info.instance)]
             if now != self._shown:
                 self._shown = now
-                return now
-            await asyncio.sleep(_ENGINES_S)
+                return {"engines": now}
+            await asyncio.sleep(_LOOK_S)
+
+    async def _changed_bus(self) -> dict[str, Any]:
+        """Whether NATS is reached, once that is otherwise than was last told."""
+        while True:
+            now = self._courier.connected
+            if now is not self._reached:
+                self._reached = now
+                return {"connected": now}
+            await asyncio.sleep(_LOOK_S)
 
 
 def _fields(message: Message, exclude: set[str] | None = None) -> dict[str, Any]:

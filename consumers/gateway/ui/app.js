@@ -12,7 +12,11 @@ const LOCATE_MS = 1500;    // at most one question a time where chunks are
 const LOCATE_MOST = 4096;
 const totals = { requests: 0, tokens: 0, hit: 0, useful: 0, redundant: 0, late: 0, wasted: 0 };
 
-function say(state, text) { $("state").dataset.state = state; $("state").textContent = text; }
+function say(state, text) {
+  if (state === "live" && $("state").dataset.state !== "live") notice(""); // what was wrong meanwhile is over
+  $("state").dataset.state = state;
+  $("state").textContent = text;
+}
 
 const draw = {
   engines: soon(() => drawEngines($("engines"))),
@@ -25,6 +29,7 @@ const draw = {
 };
 
 const TAKE = {
+  bus: ({ connected }) => (connected ? say("live", "live") : say("lost", "NATS is away; the gateway goes on trying")),
   engines: ({ engines }) => { takeEngines(engines); draw.engines(); locateSoon(); },
   finished: (event) => {
     if ((event.part || 1) === 1) { totals.requests += 1; totals.tokens += event.prompt_tokens; totals.hit += event.lmcache_hit_tokens || 0; }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small things every part of the page uses. Text is only ever set as text.
 
-export const MIB = 2 ** 20;
 export const $ = (id) => document.getElementById(id);
 
 /** An element with properties (data-* under `data`, attributes under `attributes`) and children. */

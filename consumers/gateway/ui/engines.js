@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engines and their tiers, filling and emptying: a bar for now, a line for the last two minutes.
-import { element, MIB } from "./dom.js";
+import { element } from "./dom.js";
 
 const SAMPLES = 120;
 const NAMES = { cpu: "DDR", disk: "SSD", device: "device", remote: "remote" };
 const history = new Map(); // instance.rank.tier -> shares, the newest last
-let shown = [];
+let shown = null; // until the gateway has told
 
 const share = (tier) => (tier.capacity_bytes ? Math.min(1, tier.used_bytes / tier.capacity_bytes) : 0);
 const key = (rank, tier) => `${rank.instance}\n${rank.rank}\n${tier.name}`;
@@ -15,7 +15,7 @@ export function takeEngines(ranks) { shown = ranks; }
 /** Once a second: how full each tier is, also while nothing changes. */
 export function sample() {
   const live = new Set();
-  for (const rank of shown) for (const tier of rank.tiers) {
+  for (const rank of shown || []) for (const tier of rank.tiers) {
     const line = history.get(key(rank, tier)) || [];
     live.add(key(rank, tier));
     line.push(share(tier));
@@ -26,6 +26,7 @@ export function sample() {
 }
 
 export function drawEngines(into) {
+  if (!shown) return;
   const rows = shown.map((rank) => element("div", { className: "rank" },
     element("h3", {}, `${rank.instance}.${rank.rank} `, element("small", {}, about(rank))),
     ...rank.tiers.map((tier) => element("div", { className: "tier" }, element("span", {}, NAMES[tier.name] || tier.name),
@@ -47,11 +48,14 @@ function bar(tier) {
   return element("div", { className: "room", attributes: { role: "img", "aria-label": `${Math.round(100 * share(tier))} % full` } }, used);
 }
 
-const mib = (bytes) => (bytes / MIB >= 100 || bytes === 0 ? (bytes / MIB).toFixed(0) : (bytes / MIB).toPrecision(2));
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 function amount(tier) {
-  const room = tier.capacity_bytes ? `${mib(tier.used_bytes)} of ${mib(tier.capacity_bytes)} MiB` : `${mib(tier.used_bytes)} MiB`;
-  return `${room} · ${tier.chunks} chunks`;
+  // Both in the unit of the larger, which is the room where there is a bound.
+  const unit = Math.min(UNITS.length - 1, Math.floor(Math.log2(Math.max(tier.capacity_bytes, tier.used_bytes, 1)) / 10));
+  const told = (bytes) => { const value = bytes / 2 ** (10 * unit); return value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toPrecision(2); };
+  const room = tier.capacity_bytes ? `${told(tier.used_bytes)} of ${told(tier.capacity_bytes)}` : told(tier.used_bytes);
+  return `${room} ${UNITS[unit]} · ${tier.chunks} chunks`;
 }
 
 function line(shares, name) {

@@ -6,7 +6,7 @@ let asking = () => {};
 
 export class Refused extends Error {}
 
-/** What is done when the gateway wants a token. */
+/** What is done when the gateway wants a token, or another one. */
 export function onTokenWanted(ask) { asking = ask; }
 
 export function setToken(text) {
@@ -17,7 +17,7 @@ export function setToken(text) {
 export async function call(path, options = {}) {
   const headers = token ? { ...options.headers, Authorization: `Bearer ${token}` } : options.headers;
   const answer = await fetch(path, { ...options, headers });
-  if (answer.status === 401) { asking(); throw new Refused("a bearer token is needed"); }
+  if (answer.status === 401) { asking(); throw new Refused(token ? "the gateway does not know this token" : "a token is needed"); }
   return answer;
 }
 
@@ -50,7 +50,7 @@ export async function follow(kinds, back, take, say) {
       }
       say("lost", "the gateway ended the stream; coming back");
     } catch (error) {
-      if (error instanceof Refused) say("waiting", "a token is needed");
+      if (error instanceof Refused) say("waiting", error.message);
       else say("lost", `${error.message.includes("fetch") ? "the gateway does not answer" : error.message}; trying again`);
     }
     await new Promise((again) => setTimeout(again, 1000));
