@@ -38,6 +38,8 @@ class OtlpReceiver:
 
     def __init__(self) -> None:
         self.metrics: dict[str, Came] = {}
+        self.sums: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+        """Of histograms, beside the counts in `metrics`."""
         self.services: set[str] = set()
         self.requests = 0
         self._lock = threading.Lock()
@@ -87,6 +89,8 @@ class OtlpReceiver:
         came = self.metrics.setdefault(metric.name, Came(kind, metric.unit, getattr(data, "is_monotonic", False), {}))
         for point in data.data_points:
             labels = frozenset((pair.key, _text(pair.value)) for pair in point.attributes)
+            if kind == "histogram":
+                self.sums.setdefault(metric.name, {})[labels] = point.sum
             came.values[labels] = point.count if kind == "histogram" else getattr(point, point.WhichOneof("value"))
 
     def wait(self, found: Callable[[OtlpReceiver], bool], patience_s: float = 30.0) -> None:
@@ -105,6 +109,11 @@ class OtlpReceiver:
         wanted = set(labels.items())
         came = self.metrics.get(name)
         return sum(value for key, value in came.values.items() if wanted <= key) if came else 0
+
+    def summed(self, name: str, **labels: str) -> float:
+        """The same of what a histogram's values add up to."""
+        wanted = set(labels.items())
+        return sum(value for key, value in self.sums.get(name, {}).items() if wanted <= key)
 
     def prometheus_names(self) -> set[str]:
         """What Prometheus, which takes OTLP, names these series."""

@@ -44,7 +44,7 @@ async def test_a_rank_counts_what_it_does(
     receiver: OtlpReceiver, worker: RankWorker, kv: KV, nats_server: EmbeddedServer
 ) -> None:
     await until_live(kv, 1)
-    assert (await (await kv.prefetch([1, 2, 99])).result(30)).results
+    (loaded,) = (await (await kv.prefetch([1, 2, 99])).result(30)).results
     assert (await (await kv.prefetch([3], dry_run=True)).result(30)).ok
     assert (await (await kv.evict([1], tiers=[Tier.CPU])).result(30)).ok
     worker.outbox.offer(
@@ -69,6 +69,11 @@ async def test_a_rank_counts_what_it_does(
     assert total("moved", op="prefetch", tier="cpu") == 2 * CHUNK_BYTES
     assert total("moved", op="dry_run") == 0
     assert total("queue.duration", op="prefetch") == total("run.duration", op="prefetch") == 1
+    for name, took_ms in (("queue", loaded.queued_ms), ("run", loaded.ran_ms)):
+        told_s = receiver.summed(f"semkv.rank.{name}.duration", op="prefetch", **here)
+        assert took_ms > 0 and told_s == pytest.approx(took_ms / 1e3), "in seconds, as the unit says"
+    receiver.wait(lambda r: r.total("semkv.rank.tier.chunks", tier="cpu", **here) == 1)  # asked every 2 s
+    receiver.wait(lambda r: r.total("semkv.rank.tier.used", tier="cpu", **here) == CHUNK_BYTES)
     assert total("prefetched", fate="useful") == 5 and total("prefetched", fate="late") == 1
     assert total("forest.size", kind="chunks") == 7 and total("forest.size", kind="conversations") == 2
     assert total("tier.capacity", tier="cpu") == 1 << 20
