@@ -68,4 +68,4 @@ clean: ## remove the environments and everything built
 
 .PHONY: test-compose
 test-compose: environment ## the stack of docker-compose.yml in real containers, with a Docker daemon of its own (root)
-	@$(BIN)/python docker/try_stack.py
+	@$(BIN)/python docker/try_stack.py $(COMPOSE_ARGS)

@@ -28,7 +28,9 @@ if [[ ! -f $cache/base.tar ]]; then
   rm -rf "$folder"/root/var/cache/apt/*.bin "$folder"/root/var/cache/apt/archives/*.deb "$folder"/root/var/lib/apt/lists/*
   tar -C "$folder/root" -cf "$cache/base.tar.part" . && mv "$cache/base.tar.part" "$cache/base.tar"
 fi
-docker import "$cache/base.tar" python:3.11-slim-bookworm
+# Imported again it would be another image to the builder, and everything on it would be built again.
+docker image inspect python:3.11-slim-bookworm > "$folder/there" 2>&1 \
+  || docker import "$cache/base.tar" python:3.11-slim-bookworm
 
 mkdir -p "$folder/nats"
 cp "$(command -v .venv/bin/nats-server)" "$folder/nats/nats-server"

@@ -60,7 +60,7 @@ def services(docker_compose: str) -> dict[str, dict[str, Any]]:
 
 def test_the_file_has_the_stack(services: dict[str, dict[str, Any]]) -> None:
     assert {"accounts", "nats", "jaeger", "engine", "gateway", "agent"} <= services.keys()
-    assert {"nats-1", "nats-2", "nats-3"} <= services.keys()
+    assert {"nats-2", "nats-3"} <= services.keys()
     for name in services.keys() - {"agent", "accounts"}:
         assert "healthcheck" in services[name], f"{name} has no health check"
     for name, service in services.items():
@@ -100,7 +100,7 @@ def test_each_service_sees_its_own_key_and_the_servers_none(services: dict[str, 
         assert mounts[name][f"{name}-account"]["read_only"]
         seed = services[name]["environment"]["SEMKV_NATS_NKEY_SEED_FILE"]
         assert seed == f"{mounts[name][f'{name}-account']['target']}/nats.seed"
-    for name in ("nats", "nats-1", "nats-2", "nats-3"):
+    for name in ("nats", "nats-2", "nats-3"):
         assert [v for v in mounts[name] if "account" in v] == ["nats-account"] and mounts[name]["nats-account"][
             "read_only"
         ]
@@ -125,7 +125,7 @@ def accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 async def test_the_accounts_let_each_service_do_its_part(
     accounts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With docker/nats.conf and the accounts as they are mounted: streams by their owners, a stranger stays out."""
+    """With docker/nats-1.conf and the accounts as they are mounted: streams by their owners, a stranger stays out."""
     monkeypatch.setenv("SEMKV_TENANT", "billing")
     assert accounts.main() == 0
     handed = tmp_path / "handed"
@@ -141,7 +141,7 @@ async def test_the_accounts_let_each_service_do_its_part(
     store = tmp_path / "store"
     store.mkdir()
     (store / "accounts").symlink_to(handed / "nats")
-    config = (ROOT / "docker" / "nats.conf").read_text()
+    config = (ROOT / "docker" / "nats-1.conf").read_text()
     config = config.replace("/data", str(store / "data")).replace("http_port: 8222", "")
     with EmbeddedServer(store, config=config, jetstream=False) as server:
 

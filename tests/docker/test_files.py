@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from semkv.bus.embedded import find_binary
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = Path(sys.executable).parent / "docker-compose"
 pytestmark = pytest.mark.skipif(not COMPOSE.exists(), reason="docker-compose is not installed here")
@@ -34,12 +36,32 @@ def config(*arguments: str, **variables: str) -> dict[str, Any]:
         ((), {"accounts", "nats", "jaeger"}),
         (("--profile", "engine"), {"accounts", "nats", "jaeger", "engine", "gateway"}),
         (("--profile", "agent"), {"accounts", "nats", "jaeger", "engine", "gateway", "agent"}),
-        (("--profile", "cluster"), {"accounts", "nats", "nats-1", "nats-2", "nats-3", "jaeger"}),
-        (ALL, {"accounts", "nats", "nats-1", "nats-2", "nats-3", "jaeger", "engine", "gateway", "agent"}),
+        (("--profile", "cluster"), {"accounts", "nats", "nats-2", "nats-3", "jaeger"}),
+        (ALL, {"accounts", "nats", "nats-2", "nats-3", "jaeger", "engine", "gateway", "agent"}),
     ],
 )
 def test_profiles(profiles: tuple[str, ...], services: set[str]) -> None:
     assert set(config(*profiles)["services"]) == services
+
+
+@pytest.mark.parametrize(("replicas", "names"), [(1, ["nats"]), (3, ["nats", "nats-2", "nats-3"])])
+def test_as_many_servers_as_replicas_and_each_route_is_one(replicas: int, names: list[str], tmp_path: Path) -> None:
+    services = config(*ALL, SEMKV_REPLICAS=str(replicas))["services"]
+    for name in names:
+        (mount,) = (v for v in services[name]["volumes"] if v["target"] == "/etc/nats/semkv.conf")
+        assert mount["source"] == str(ROOT / f"docker/nats-{replicas}.conf") and mount["read_only"]
+        assert not mount["bind"].get("create_host_path"), "a number without a file must not make a folder"
+    text = Path(mount["source"]).read_text()
+    assert re.findall(r"nats://([\w-]+):6222", text) == (names if replicas > 1 else [])
+    for name in names:  # the real server reads it
+        (tmp_path / "accounts").mkdir(exist_ok=True)
+        (tmp_path / "accounts/accounts.conf").touch()
+        (tmp_path / "semkv.conf").write_text(text)
+        done = subprocess.run(
+            [find_binary(), "-t", "-c", tmp_path / "semkv.conf"], env=services[name]["environment"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
 
 
 def test_every_port_is_on_loopback_and_every_service_is_bounded() -> None:
