@@ -82,7 +82,7 @@ void BlockCopier::copy(Direction direction, std::span<const std::int64_t> ids, s
   const std::size_t per_plane = n - skip;
   const std::size_t items = planes_.size() * per_plane;
   auto work = [&](std::size_t first, std::size_t last) {
-    RunBatch batch(streaming, direction == Direction::gather);
+    RunBatch batch(streaming);
     while (first < last) {
       const std::size_t p = first / per_plane;
       const std::size_t from = first % per_plane;

@@ -76,7 +76,7 @@ void RowCopier::copy_blocks(Direction direction, std::span<const std::int64_t> i
   const std::uint64_t first_block = skip / block_size_;
   const std::uint64_t per_plane = need - first_block;
   divide(planes_.size() * per_plane, bytes, threads, [&](std::size_t first, std::size_t last) {
-    RunBatch batch(streaming, direction == Direction::gather);
+    RunBatch batch(streaming);
     for (; first < last; ++first) {
       const std::uint64_t block = first_block + first % per_plane;
       const std::uint64_t at = std::max(block * block_size_, skip);
@@ -104,7 +104,7 @@ void RowCopier::copy_slots(Direction direction, std::span<const std::int64_t> sl
   const std::uint64_t bytes = (tokens - skip) * bytes_per_token_;
   const bool streaming = streams(stores, bytes);
   divide(planes_.size(), bytes, threads, [&](std::size_t first, std::size_t last) {
-    RunBatch batch(streaming, direction == Direction::gather);
+    RunBatch batch(streaming);
     for (; first < last; ++first) {
       for (std::uint64_t at = skip; at < tokens;) {
         if (slots[at] < 0) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "block_copier.h"
+#include "copy.h"
 #include "kv_format.h"
 #include "row_copier.h"
 
@@ -139,6 +140,39 @@ void blocks_once() {
   }
 }
 
+// Every copy that this CPU can run, also those that a wider one takes the place of.
+std::vector<semkv::CopyRunsFn> all_copies() {
+  std::vector<semkv::CopyRunsFn> copies{&semkv::plain_copy, semkv::stream_copy()};
+#if defined(SEMKV_X86)
+  if (__builtin_cpu_supports("avx2")) copies.push_back(&semkv::detail::stream_copy_avx2);
+#endif
+  return copies;
+}
+
+// Runs of unlike lengths, beginning anywhere; the bytes between them are nobody's.
+void runs_once() {
+  for (const semkv::CopyRunsFn copy : all_copies()) {
+    const std::size_t count = pick(0, 8);
+    std::vector<Memory> from, to, expected;
+    std::vector<semkv::Run> runs;
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::size_t n = pick(0, 1) != 0 ? pick(0, 300) : pick(0, 1500);
+      const std::size_t begin = pick(0, 80), end = pick(0, 80), lead = pick(0, 80);
+      from.emplace_back(lead + n);
+      to.emplace_back(begin + n + end);
+      expected.emplace_back(to.back().size);
+      std::copy_n(to.back().bytes.get(), to.back().size, expected.back().bytes.get());
+      std::copy_n(from.back().bytes.get() + lead, n, expected.back().bytes.get() + begin);
+      runs.push_back({to.back().bytes.get() + begin, from.back().bytes.get() + lead, n});
+    }
+    copy(runs.data(), count);
+    semkv::stream_fence();
+    for (std::size_t k = 0; k < count; ++k) {
+      require(std::equal(to[k].bytes.get(), to[k].bytes.get() + to[k].size, expected[k].bytes.get()), "runs");
+    }
+  }
+}
+
 template <class Error, class Call>
 void refuses(Call&& call, const char* what) {
   try {
@@ -174,6 +208,7 @@ int main() {
     rows_once();
     blocks_once();
   }
+  for (int i = 0; i < 200; ++i) runs_once();
   refusals();
   for (const semkv::FormatFacts& f : semkv::kFormats) require(&semkv::facts(f.format) == &f, "facts");
   std::puts("SANITIZED");
