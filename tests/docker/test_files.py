@@ -71,8 +71,24 @@ def test_every_port_is_on_loopback_and_every_service_is_bounded() -> None:
             assert port["host_ip"] == "127.0.0.1", f"{name}: {port}"
         assert service["cap_drop"] == ["ALL"], name
         assert service["pids_limit"] > 0, name
+        assert name == "engine" or service["cpus"] > 0, name  # the engine may have all, or SEMKV_ENGINE_CPUS
         if name not in {"agent", "accounts"}:
             assert service["healthcheck"]["test"], name
+
+
+def test_what_is_kept_is_kept_in_volumes() -> None:
+    services = config(*ALL)["services"]
+    kept = {name: {v["target"]: v["type"] for v in service.get("volumes", [])} for name, service in services.items()}
+    assert kept["engine"]["/var/lib/semkv"] == "volume", "the SSD tier"
+    assert "--folder" in (command := default_command("engine")) and "/var/lib/semkv" in command
+    for name in ("nats", "nats-2", "nats-3"):
+        assert kept[name]["/data"] == "volume", name
+
+
+def default_command(target: str) -> list[str]:
+    stage = (ROOT / "docker/Dockerfile").read_text().partition(f" AS {target}\n")[2].partition("\nFROM ")[0]
+    found: list[str] = json.loads(re.findall(r"^CMD (.*)$", stage, re.M)[-1])
+    return found
 
 
 def test_ascend_puts_its_devices_into_the_engine() -> None:
