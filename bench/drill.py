@@ -42,7 +42,7 @@ class Faults:
         self._lock = threading.Lock()
         self._rig = rig
         self._read, self._write, self._allocate = files.read_full, files.write_full, rig.cpu.allocate
-        self._preadv, self._pwritev = os.preadv, os.pwritev
+        self._read_file, self._pwritev = files._read_file, os.pwritev
         self.counts: Counter[str] = Counter()
 
     def _strikes(self, name: str) -> bool:
@@ -66,30 +66,26 @@ class Faults:
             raise OSError(errno.ENOSPC, "injected full disk")
         return self._write(path, buffer, **kwargs)
 
-    def preadv(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
-        piece = self._piece(buffers) if self._strikes("read in pieces") else buffers
-        return self._preadv(descriptor, piece, offset)
+    def read_file(self, path: str, buffer: memoryview, skip: int, direct: bool, at_once: int) -> tuple[int, int]:
+        piece = max(1, buffer.nbytes // 3) if self._strikes("read in pieces") else at_once
+        return self._read_file(path, buffer, skip, direct, piece)
 
     def pwritev(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
-        piece = self._piece(buffers) if self._strikes("write in pieces") else buffers
+        piece = (buffers[0][: max(1, len(buffers[0]) // 3)],) if self._strikes("write in pieces") else buffers
         return self._pwritev(descriptor, piece, offset)
-
-    @staticmethod
-    def _piece(buffers: Sequence[Any]) -> Sequence[Any]:
-        return (buffers[0][: max(1, len(buffers[0]) // 3)],)
 
     def allocate(self, *args: Any, **kwargs: Any) -> Any:
         return None if self._strikes("no memory") else self._allocate(*args, **kwargs)
 
     def __enter__(self) -> Faults:
         files.read_full, files.write_full = self.read_full, self.write_full
-        os.preadv, os.pwritev = self.preadv, self.pwritev
+        files._read_file, os.pwritev = self.read_file, self.pwritev
         self._rig.cpu.allocate = self.allocate
         return self
 
     def __exit__(self, *_: object) -> None:
         files.read_full, files.write_full = self._read, self._write
-        os.preadv, os.pwritev = self._preadv, self._pwritev
+        files._read_file, os.pwritev = self._read_file, self._pwritev
         del self._rig.cpu.allocate
 
 

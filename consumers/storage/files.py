@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole-chunk file reads and writes, and removal in two steps.
 
-Reads go straight into the caller's buffer with `preadv`, in as large requests as the kernel takes, until the buffer is
-full; a file of another size, or one that ends early, is an error, never a half-filled success. O_DIRECT is used where
-it is asked for and address and length allow it. Removal is a rename (cheap, fit for a lock) and a later unlink, so
+Reads go straight into the caller's buffer, in as large requests as the kernel takes, until the buffer is full; a file
+of another size, or one that ends early, is an error, never a half-filled success. O_DIRECT is used where it is asked
+for and address and length allow it. The C++ core opens, reads and closes without Python's lock in between; without the
+core the same is done with `preadv`. Removal is a rename (cheap, fit for a lock) and a later unlink, so
 that a new file under the same name is never the one that is unlinked.
 
 Threads: every function may be called from any thread; none holds a lock.
@@ -17,9 +18,12 @@ import ctypes
 import itertools
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from semkv.native import extension
+
+REQUEST_BYTES = 1 << 30  # asked of the kernel at once, which gives at most 2 GiB
 _ALIGNMENT = mmap.PAGESIZE
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _retired_numbers = itertools.count(1)
@@ -49,23 +53,42 @@ def read_at(path: str, buffer: memoryview) -> None:
 
 def read_full(path: str, buffer: memoryview, *, direct: bool = False, skip: int = 0) -> int:
     """Fill `buffer` from the file at `path` behind `skip` bytes; what follows them must be exactly as long."""
+    size, done = _read_file(path, buffer, skip, direct, REQUEST_BYTES)
+    wanted = buffer.nbytes
+    if size != wanted:
+        raise ShortFileError(f"{path} has {size} bytes, its chunk has {wanted}")
+    if done != wanted:
+        raise ShortFileError(f"{path} ended after {done} of {wanted} bytes")
+    return done
+
+
+def read_in_python(path: str, buffer: memoryview, skip: int, direct: bool, at_once: int) -> tuple[int, int]:
+    """The core's `read_file`: the file's bytes behind `skip`, and those read, none if not as many as wanted."""
     view = buffer.cast("B") if buffer.format != "B" or buffer.ndim != 1 else buffer
     wanted = view.nbytes
     flags = os.O_RDONLY | os.O_CLOEXEC
     descriptor = os.open(path, flags | _O_DIRECT if direct and skip == 0 and direct_possible(view) else flags)
     try:
         size = os.fstat(descriptor).st_size - skip
-        if size != wanted:
-            raise ShortFileError(f"{path} has {size} bytes, its chunk has {wanted}")
         done = 0
-        while done < wanted:
-            got = os.preadv(descriptor, (view[done:],), done + skip)
+        while size == wanted and done < wanted:
+            got = os.preadv(descriptor, (view[done : done + at_once],), done + skip)
             if got == 0:
-                raise ShortFileError(f"{path} ended after {done} of {wanted} bytes")
+                break
             done += got
-        return done
+        return size, done
     finally:
         os.close(descriptor)
+
+
+def _reader() -> Callable[[str, memoryview, int, bool, int], tuple[int, int]]:
+    try:
+        return extension.core().read_file  # type: ignore[no-any-return]
+    except extension.CoreMissingError:
+        return read_in_python
+
+
+_read_file = _reader()
 
 
 def write_full(path: str, buffer: memoryview, *, direct: bool = False) -> int:

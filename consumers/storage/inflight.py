@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from semkv.consumers.storage.latch import Latch
 from semkv.consumers.storage.ops import Control
 
 _POLL_S = 0.05
@@ -19,26 +20,26 @@ class InFlight:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loading: dict[int, threading.Event] = {}
+        self._loading: dict[int, Latch] = {}
         self._planned: dict[int, int] = {}
 
-    def begin(self, chunk_hash: int) -> threading.Event | None:
-        """Claim a load: None if it is the caller's now, else an event that is set when the other's load ends."""
+    def begin(self, chunk_hash: int) -> Latch | None:
+        """Claim a load: None if it is the caller's now, else what opens when the other's load ends."""
         with self._lock:
             running = self._loading.get(chunk_hash)
             if running is None:
-                self._loading[chunk_hash] = threading.Event()
+                self._loading[chunk_hash] = Latch()
             return running
 
     def end(self, chunk_hash: int) -> None:
         """The caller's load has ended, well or not."""
         with self._lock:
-            event = self._loading.pop(chunk_hash)
-        event.set()
+            running = self._loading.pop(chunk_hash)
+        running.open()
 
-    def wait(self, event: threading.Event, control: Control) -> bool:
+    def wait(self, running: Latch, control: Control) -> bool:
         """Wait for another's load; False if the waiting operation has to stop first."""
-        while not event.wait(_POLL_S):
+        while not running.wait(_POLL_S):
             if control.stopped() is not None:
                 return False
         return True

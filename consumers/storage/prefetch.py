@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from semkv.bus.status import ChunkStatus, Order, State
+from semkv.bus.status import ChunkStatus, Order, State, Tier
 from semkv.consumers.storage import hot, sources
 from semkv.consumers.storage.backends import Backends
 from semkv.consumers.storage.inflight import InFlight
@@ -118,7 +118,7 @@ class Prefetch:
         self._held_bytes = 0  # of chunks held and of those on their way
         self._loaded_bytes = 0  # likewise
         self._clock = StepClock()
-        self._bytes: dict[str, int] = {}
+        self._bytes: dict[Tier, int] = {}
         self._status: list[ChunkStatus] = []
         self._reason: str | None = None
         self._stop: State | None = None
@@ -318,9 +318,8 @@ class Prefetch:
         if present is not memory_obj:
             return ChunkStatus.ALREADY_THERE
         size = first.size
-        name = step_name(found.tier)
-        self._bytes[str(found.tier)] = self._bytes.get(str(found.tier), 0) + size
-        self._clock.count(name, 1, size)
+        self._bytes[found.tier] = self._bytes.get(found.tier, 0) + size
+        self._clock.count(step_name(found.tier), 1, size)
         self._control.progress(0, size)
         if self._watch is not None:
             self._watch.loaded(Loaded(self._control.command_id, self._hashes[first.index], memory_obj, size))
@@ -358,7 +357,7 @@ class Prefetch:
             state=self._stop or end_state(statuses),
             reason=self._reason,
             chunk_status=statuses,
-            bytes_by_tier=dict(self._bytes),
+            bytes_by_tier={str(tier): size for tier, size in self._bytes.items()},
             usable_prefix=leading(statuses),
             steps=self._clock.steps(),
         )

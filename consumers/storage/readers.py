@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from semkv.consumers.storage.latch import Latch
 from semkv.consumers.storage.sources import Found
 
 READERS = 2
@@ -35,12 +36,12 @@ class Reading:
         self.error: Exception | None = None
         self.tried = False
         self.began_ns = self.ended_ns = 0
-        self._done = threading.Event()
+        self._done = Latch()
 
     @property
     def done(self) -> bool:
         """Whether nobody writes into the object any more."""
-        return self._done.is_set()
+        return self._done.opened
 
     def wait(self) -> None:
         """Return once it is done."""
@@ -57,7 +58,7 @@ class Reading:
             self.error = error
         finally:
             self.ended_ns = time.time_ns()
-            self._done.set()
+            self._done.open()
 
 
 class Readers:

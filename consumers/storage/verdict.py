@@ -6,6 +6,7 @@ Pure functions; any thread.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from semkv.bus.status import ChunkStatus, State, Tier
@@ -13,6 +14,7 @@ from semkv.bus.status import ChunkStatus, State, Tier
 GOOD = (ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE)
 
 
+@functools.cache
 def step_name(tier: Tier) -> str:
     """The step of loads from a tier."""
     return f"kv.tier.load {tier}→cpu"

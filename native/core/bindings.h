@@ -7,6 +7,7 @@
 namespace semkv {
 
 void bind_block_copier(nanobind::module_& m);
+void bind_file_read(nanobind::module_& m);
 void bind_hash_texts(nanobind::module_& m);
 void bind_kv_format(nanobind::module_& m);
 void bind_row_copier(nanobind::module_& m);

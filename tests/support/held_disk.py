@@ -2,7 +2,8 @@
 """A disk that can be held: reads of semkv's own threads wait, in every process of an engine, until it is let go.
 
 It stands in for a slow disk. The engine's processes read `sitecustomize.py` from the folder named in `environment()`,
-which wraps `os.preadv`; nothing of semkv, LMCache or vLLM is replaced. LMCache's own reads are not held.
+which wraps the function that reads files as soon as its module is imported; nothing else of semkv, LMCache or vLLM is
+replaced. LMCache's own reads are not held.
 """
 
 from __future__ import annotations
@@ -13,22 +14,37 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SITE = """
-import os, pathlib, threading, time
+import importlib.util, os, pathlib, sys, threading, time
 
 _folder = pathlib.Path(__file__).parent
-_preadv = os.preadv
 
 
-def preadv(*arguments):
+def _wait():
     if threading.current_thread().name.startswith("semkv-") and (_folder / "hold").exists():
         (_folder / f"waits-{os.getpid()}").touch()
         until = time.monotonic() + 120
         while (_folder / "hold").exists() and time.monotonic() < until:
             time.sleep(0.005)
-    return _preadv(*arguments)
 
 
-os.preadv = preadv
+class _Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "semkv.consumers.storage.files":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            read = module._read_file
+            module._read_file = lambda *arguments: (_wait(), read(*arguments))[1]
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())
 """
 
 

@@ -4,39 +4,23 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
-from semkv.consumers.storage import files, hot
+from semkv.consumers.storage import files
 from semkv.consumers.storage.lmcache import LMCacheStorage
 from semkv.consumers.storage.ops import Control
 from semkv.consumers.storage.readers import READERS
+from tests.consumers.storage.chunks import bytes_agree, on_disk
 from tests.consumers.storage.nobody import Nobody
 from tests.support.lmcache_engine import Rig, checksum
+from tests.support.page_cache import forget, pages_cached
 
 LOADED, THERE = ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE
 MISSING, UNREACHABLE = ChunkStatus.MISSING, ChunkStatus.UNREACHABLE
 NO_MEMORY, NOT_TRIED, FAILED = ChunkStatus.NO_MEMORY, ChunkStatus.NOT_TRIED, ChunkStatus.FAILED
-
-
-def on_disk(rig: Rig, chunks: int, seed: int = 0) -> tuple[int, ...]:
-    """Store a prompt and leave it on disk only."""
-    tokens = rig.tokens(chunks, seed=seed)
-    hashes = rig.store(tokens)
-    rig.drop_from_ddr(tokens)
-    return hashes
-
-
-def bytes_agree(rig: Rig) -> None:
-    """Every hot chunk that is on disk too has the file's bytes."""
-    for key, obj in rig.cpu.hot_cache.items():
-        meta = rig.disk.dict.get(key)
-        if meta is not None:
-            assert bytes(obj.byte_array) == Path(meta.path).read_bytes()
 
 
 def test_chunks_on_disk_are_loaded_and_left_evictable(rig: Rig, storage: LMCacheStorage) -> None:
@@ -208,37 +192,6 @@ def test_cancel_and_expiry_stop_between_chunks_and_say_how_far(
     rig.check()
 
 
-def test_overlapping_prefetches_read_each_chunk_once(
-    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes = on_disk(rig, 4)
-    reads: list[str] = []
-    real = files.read_full
-    first_read, go_on = threading.Event(), threading.Event()
-
-    def slow(path: str, *args: object, **kwargs: object) -> int:
-        reads.append(path)
-        first_read.set()
-        assert go_on.wait(20)
-        return real(path, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(files, "read_full", slow)
-    results = {}
-    threads = [
-        threading.Thread(target=lambda name=name: results.update({name: storage.prefetch(hashes)})) for name in "ab"
-    ]
-    threads[0].start()
-    assert first_read.wait(20)
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(20)
-    assert len(reads) == 4
-    assert results["a"].state is State.SUCCEEDED
-    assert results["b"].state is State.SUCCEEDED
-    rig.check()
-
-
 def test_reads_hold_no_lock(rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = on_disk(rig, 2)
     real = files.read_full
@@ -289,123 +242,20 @@ def test_an_unknown_tier_is_refused(rig: Rig, storage: LMCacheStorage) -> None:
     assert result.reason is not None and "device" in result.reason
 
 
-@pytest.mark.parametrize("rig", [{"extra": {"use_odirect": True}}], indirect=True)
-def test_direct_io_is_used_where_it_is_configured(
-    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("rig", "direct"),
+    [({"extra": {"use_odirect": True}}, True), ({}, False)],
+    indirect=["rig"],
+    ids=["configured", "not configured"],
+)
+def test_direct_io_is_used_where_it_is_configured(rig: Rig, storage: LMCacheStorage, direct: bool) -> None:
     hashes = on_disk(rig, 2)
-    flags: list[int] = []
-    real = os.open
-
-    def watching(path: str, flag: int, *args: int) -> int:
-        flags.append(flag)
-        return real(path, flag, *args)
-
-    monkeypatch.setattr(os, "open", watching)
+    paths = [meta.path for meta in rig.disk.dict.values()]
+    for path in paths:
+        forget(path)
+    if any(map(pages_cached, paths)):
+        pytest.skip("this file system keeps what it is told to forget")
     assert storage.prefetch(hashes).state is State.SUCCEEDED
-    assert len(flags) == 2
-    assert all(flag & os.O_DIRECT for flag in flags)
-    monkeypatch.undo()
+    assert [pages_cached(path) == 0 for path in paths] == [direct] * 2
     rig.check()
     bytes_agree(rig)
-
-
-def test_chunks_are_read_side_by_side_and_counted_in_order(
-    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes = on_disk(rig, 6)
-    real = files.read_full
-    together = threading.Barrier(READERS, timeout=20)
-
-    def meeting(*args: object, **kwargs: object) -> int:
-        together.wait()  # returns only if as many reads are under way at once
-        return real(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(files, "read_full", meeting)
-    assert storage.prefetch(hashes).chunk_status == (LOADED,) * 6
-    assert [thread.name for thread in threading.enumerate() if thread.name == "semkv-read"] == []
-    rig.check()
-    bytes_agree(rig)
-
-
-def test_what_was_read_behind_a_chunk_that_failed_is_not_registered(
-    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes = on_disk(rig, 6)
-    bad = Path(rig.disk.dict[rig.keys(rig.tokens(6))[1]].path)
-    os.truncate(bad, 100)
-    real = files.read_full
-    behind = threading.Event()
-
-    def bad_one_last(path: str, *args: object, **kwargs: object) -> int:
-        if path == str(bad):
-            assert behind.wait(20)
-        done = real(path, *args, **kwargs)  # type: ignore[arg-type]
-        if path == rig.disk.dict[rig.keys(rig.tokens(6))[2]].path:
-            behind.set()
-        return done
-
-    monkeypatch.setattr(files, "read_full", bad_one_last)
-    result = storage.prefetch(hashes)
-    assert result.chunk_status == (LOADED, FAILED, NOT_TRIED, NOT_TRIED, NOT_TRIED, NOT_TRIED)
-    assert set(rig.counts()["hot"]) == {hashes[0]}
-    rig.check()
-
-
-def test_opposite_orders_over_the_same_chunks_never_wait_for_each_other(
-    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes = on_disk(rig, 6)
-    real = storage.inflight.begin
-    claims: dict[int, int] = {}
-    both_have_three = threading.Barrier(2, timeout=20)
-
-    def begin(chunk_hash: int) -> threading.Event | None:
-        me = threading.get_ident()
-        claims[me] = claims.get(me, 0) + 1
-        if claims[me] == 4:
-            both_have_three.wait()  # the next chunk of each is one that the other has claimed
-        return real(chunk_hash)
-
-    monkeypatch.setattr(storage.inflight, "begin", begin)
-    results = []
-    threads = [
-        threading.Thread(
-            target=lambda asked=asked: results.append(
-                storage.prefetch(asked, order=Order.SET, control=Control(time.monotonic_ns() + 20 * 10**9))
-            )
-        )
-        for asked in (hashes, tuple(reversed(hashes)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [result.state for result in results] == [State.SUCCEEDED] * 2, (
-        "each waits for the other until its time is up"
-    )
-    assert results[0].counts.get("loaded", 0) + results[1].counts.get("loaded", 0) == 6, "each chunk was read once"
-    rig.check()
-
-
-def test_a_bug_on_the_way_leaves_nothing_held(
-    rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes = on_disk(rig, 8)
-    real = hot.register
-    calls = []
-
-    def broken(backend: object, key: object, memory_obj: object) -> object:
-        calls.append(key)
-        if len(calls) == 3:
-            raise RuntimeError("a bug")
-        return real(backend, key, memory_obj)
-
-    monkeypatch.setattr(hot, "register", broken)
-    result = storage.prefetch(hashes)
-    assert result.state is State.FAILED
-    assert result.reason == "RuntimeError: a bug"
-    assert not storage.inflight.pending(hashes)
-    rig.check()
-    monkeypatch.undo()
-    assert storage.prefetch(hashes).state is State.SUCCEEDED

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +14,12 @@ from semkv.bus.status import ChunkStatus, Order, State
 from semkv.consumers.storage import files
 from semkv.consumers.storage.lmcache import LMCacheStorage
 from semkv.consumers.storage.ops import Control
+from tests.consumers.storage.chunks import on_disk
 from tests.support.lmcache_engine import PagedStandIn, Rig, checksum
+from tests.support.page_cache import ENDS_EARLY, Requests
 
 LOADED, THERE, MISSING = ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE, ChunkStatus.MISSING
 FAILED, NOT_TRIED = ChunkStatus.FAILED, ChunkStatus.NOT_TRIED
-
-
-def on_disk(rig: Rig, chunks: int) -> tuple[int, ...]:
-    """Store a prompt and leave it on disk only."""
-    tokens = rig.tokens(chunks)
-    hashes = rig.store(tokens)
-    rig.drop_from_ddr(tokens)
-    return hashes
 
 
 def during_the_read_of(
@@ -153,37 +145,51 @@ def test_expiry_on_the_way_says_how_many_were_loaded(
     rig.check()
 
 
-def test_a_chunk_is_read_straight_into_its_memory_in_one_request(
+def test_a_chunk_is_read_in_one_request_and_no_byte_twice(rig: Rig, storage: LMCacheStorage) -> None:
+    hashes = on_disk(rig, 1)
+    with Requests() as asked:  # one chunk is read by the thread that asks for it
+        assert storage.prefetch(hashes).chunk_status == (LOADED,)
+    assert (asked.calls, asked.bytes) == (1, rig.chunk_bytes)
+
+
+def test_a_chunk_is_read_straight_into_its_memory(
     rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashes = on_disk(rig, 2)
-    asked: list[tuple[int, int]] = []
-    real = os.preadv
+    filled: list[int] = []
+    real = files._read_file
 
-    def preadv(descriptor: int, buffers: tuple[memoryview, ...], offset: int) -> int:
-        (buffer,) = buffers
-        asked.append((ctypes.addressof(ctypes.c_char.from_buffer(buffer)), buffer.nbytes))
-        return real(descriptor, buffers, offset)
+    def read_file(path: str, buffer: memoryview, skip: int, direct: bool, at_once: int) -> tuple[int, int]:
+        filled.append(files.address_of(buffer))
+        return real(path, buffer, skip, direct, at_once)
 
-    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(files, "_read_file", read_file)
     storage.prefetch(hashes)
-    objects = [rig.cpu.hot_cache[key] for key in rig.keys(rig.tokens(2))]
-    assert sorted(asked) == sorted((obj.data_ptr, rig.chunk_bytes) for obj in objects)
+    assert sorted(filled) == sorted(rig.cpu.hot_cache[key].data_ptr for key in rig.keys(rig.tokens(2)))
 
 
-def test_a_read_that_comes_in_pieces_goes_on_and_one_that_ends_early_fails(
+def test_a_read_that_comes_in_pieces_goes_on(
     rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashes = on_disk(rig, 2)
-    real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: real(fd, (buffers[0][:1000],), offset))
-    assert storage.prefetch(hashes[:1]).chunk_status == (LOADED,)
+    hashes = on_disk(rig, 1)
+    monkeypatch.setattr(files, "REQUEST_BYTES", 1000)
+    with Requests() as asked:
+        assert storage.prefetch(hashes).chunk_status == (LOADED,)
+    assert (asked.calls, asked.bytes) == (-(-rig.chunk_bytes // 1000), rig.chunk_bytes)
     key = rig.keys(rig.tokens(1))[0]
     assert bytes(rig.cpu.hot_cache[key].byte_array) == Path(rig.disk.dict[key].path).read_bytes()
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: 0 if offset else real(fd, (buffers[0][:9],), 0))
+
+
+@pytest.mark.skipif(not Path(ENDS_EARLY).exists(), reason="needs sysfs")
+@pytest.mark.parametrize("rig", [{"chunk_size": 8}], indirect=True)
+def test_a_read_that_ends_early_fails(rig: Rig, storage: LMCacheStorage) -> None:
+    hashes = on_disk(rig, 2)
+    path = Path(rig.disk.dict[rig.keys(rig.tokens(2))[1]].path)
+    path.unlink()
+    path.symlink_to(ENDS_EARLY)  # has a page of bytes, as the chunk has, and gives two
     result = storage.prefetch(hashes)
-    assert result.chunk_status == (THERE, FAILED)
-    assert result.reason is not None and "ended after 9 of" in result.reason
+    assert result.chunk_status == (LOADED, FAILED)
+    assert result.reason is not None and "ended after 2 of 4096 bytes" in result.reason
     rig.check()
 
 
