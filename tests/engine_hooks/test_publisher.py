@@ -346,37 +346,3 @@ def test_refused_credentials_are_said_once_and_tried_again(tmp_path: Any, caplog
         time.sleep(1.5)
         assert made.alive and made.backlog() == 1
     assert len([r for r in caplog.records if "event publisher, connecting" in r.getMessage()]) == 1
-
-
-async def test_a_batch_lets_others_have_their_turn(
-    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever looks at the loop's sockets lets go of the interpreter, for which the scheduler's thread waits."""
-    monkeypatch.setattr(event_loop, "YIELD_S", 0.0)
-    made = publisher(nats_server.url)
-    loop = EventLoop(BusSettings(url=nats_server.url), instance="e", domain="d" * 12, chunk_size=16, agreement=None)
-    connection = await connect_nats(BusSettings(url=nats_server.url), name="turns")
-    sent, before = 0, []
-    real = loop._send
-
-    async def send(to: Any, one: FinishedNote) -> None:
-        nonlocal sent
-        await real(to, one)
-        sent += 1
-
-    async def other() -> None:
-        while True:
-            before.append(sent)
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(loop, "_send", send)
-    monkeypatch.setattr(made, "start", lambda: None)  # the notes stay in the ring
-    for number in range(50):
-        made.offer(note(number))
-    beside = asyncio.ensure_future(other())
-    try:
-        assert await loop._publish(connection, made)
-        assert set(range(1, 50)) <= set(before), "it has its turn behind each event"
-    finally:
-        beside.cancel()
-        await connection.close()
