@@ -85,8 +85,9 @@ def _nobody(instance: str | None, domain: str | None, live: list[EngineInfo]) ->
     )
     found = _shown({info.domain: info.hash_domain for info in live})
     names = sorted({info.instance for info in live})
-    alternatives = f"live are {', '.join(names)} ({found})" if live else "no engine is live at all: is one running?"
-    return f"no live engine{f' for {what}' if what else ''}; {alternatives}"
+    if not live:
+        return "no engine is live: is one running with SEMKV_NATS_URL set to this server?"
+    return f"no live engine{f' for {what}' if what else ''}; live are {', '.join(names)} ({found})"
 
 
 def _shown(domains: dict[str, HashDomain]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from semkv.cli.output import BAD_INPUT, fail, print_json
+from semkv.cli.output import BAD_INPUT, errors, fail, print_json
 
 
 def gateway(
@@ -44,6 +44,9 @@ def gateway(
         logging.getLogger("semkv").setLevel(logging.INFO)
         if as_json:
             print_json({"url": url, "page": f"{url}/ui/", "pid": os.getpid()})
+        else:
+            text = f"serving {url}, and its page at {url}/ui/; Ctrl-C ends"
+            errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     if code := main(env, listening=said, refused=lambda error: fail(error, BAD_INPUT)):
         raise typer.Exit(code)

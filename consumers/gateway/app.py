@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
 from semkv.bus.tracing import NullTracer
@@ -60,6 +61,7 @@ def create_app(settings: GatewaySettings | None = None, *, tracer: NullTracer | 
     problems.install(app)
     for router in (commands.router, events.router, status.router):
         app.include_router(router)
+    app.add_api_route("/", lambda: RedirectResponse("/ui/"), include_in_schema=False)
     app.mount("/ui", StaticFiles(directory=Path(__file__).parent / "ui", html=True), name="ui")
     if chosen.tokens:
         _document_tokens(app)

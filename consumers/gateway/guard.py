@@ -23,7 +23,7 @@ from semkv.consumers.gateway.settings import GatewaySettings, Token
 
 __all__ = ["Guard"]
 
-_OPEN = {"/healthz"}
+_OPEN = {"/healthz", "/"}  # "/" leads to the page
 _PAGE = "/ui"
 """The page's own files hold nothing; what it shows it asks for with a token."""
 _STREAMS = {"/memory/events"}
@@ -47,9 +47,9 @@ class Guard:
         path = scope["path"]
         caller = self._caller(scope)
         if caller is None and path not in _OPEN and path != _PAGE and not path.startswith(f"{_PAGE}/"):
-            await _refuse(
-                send, 401, "a bearer token is needed: Authorization: Bearer TOKEN", "www-authenticate", "Bearer"
-            )
+            wanted = "Authorization: Bearer TOKEN, with one of the gateway's SEMKV_GATEWAY_TOKENS_FILE"
+            why = "this token is not known" if _header(scope, b"authorization") else "a bearer token is needed"
+            await _refuse(send, 401, f"{why}: {wanted}", "www-authenticate", "Bearer")
             return
         scope.setdefault("state", {})["may_force"] = caller.force if caller else False
         declared = _header(scope, b"content-length")

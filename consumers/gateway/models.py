@@ -29,13 +29,12 @@ __all__ = [
 
 MAX_HASHES = 65_536
 
-_HASH_PATTERN = r"^(?:[0-9a-f]{16}|0|-?[1-9a-f][0-9a-f]{0,14}|-[1-7][0-9a-f]{15}|-8000000000000000)$"
+HASH_FORMS = "16 lower-case hex digits, or LMCache's form: a sign and no padding"
+HASH_PATTERN = r"^(?:[0-9a-f]{16}|0|-?[1-9a-f][0-9a-f]{0,14}|-[1-7][0-9a-f]{15}|-8000000000000000)$"
 HashText = Annotated[
     str,
-    StringConstraints(strict=True, pattern=_HASH_PATTERN, max_length=17),
-    Field(
-        description="16 lower-case hex digits, or LMCache's form: a sign and no padding", examples=["-6ed9a448787a198f"]
-    ),
+    StringConstraints(strict=True, pattern=HASH_PATTERN, max_length=17),
+    Field(description=HASH_FORMS, examples=["-6ed9a448787a198f"]),
 ]
 Hashes = Annotated[
     list[HashText], Field(min_length=1, max_length=MAX_HASHES, description="Chunk hashes, in any order.")

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from semkv.bus.errors import BusError
 from semkv.bus.hashes import HashError
+from semkv.consumers.gateway.models import HASH_FORMS, HASH_PATTERN
 
 __all__ = ["ProblemError", "bad_field", "install"]
 
@@ -76,8 +77,12 @@ def _first(error: RequestValidationError) -> dict[str, Any]:
     text = found["msg"]
     if found["type"] == "json_invalid":
         return {"error": f"the body is no JSON: {found.get('ctx', {}).get('error', text)}"}
+    if isinstance(found.get("input"), bytes) and not place:
+        return {"error": "the body is not sent as JSON: add the header Content-Type: application/json"}
     if found["type"] == "missing" and not place:
         return {"error": "the body is missing: send a JSON object"}
+    if found["type"] == "string_pattern_mismatch" and found["ctx"]["pattern"] == HASH_PATTERN:
+        text = f"expected {HASH_FORMS}"
     body: dict[str, Any] = {}
     names = [str(part) for part in place if isinstance(part, str)]
     # A path or query parameter's place begins with where it stands.

@@ -245,6 +245,20 @@ def test_a_gateway_open_to_the_network_needs_tokens() -> None:
     assert "SEMKV_GATEWAY_TOKENS_FILE" in run("gateway", "--host", "0.0.0.0", "--nats-url", NOBODY, code=2).stderr
 
 
+def test_the_gateway_says_where_it_listens_to_people() -> None:
+    command = [*MAIN, "gateway", "--port", "0", "--nats-url", NOBODY]
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        told = next(line for line in process.stderr if line.startswith("serving "))
+        assert told.split()[1].startswith("http://127.0.0.1:") and "/ui/; Ctrl-C ends" in told
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_the_gateway_says_where_it_listens_and_that_nats_is_away() -> None:
     command = [*MAIN, "gateway", "--port", "0", "--nats-url", NOBODY, "--json"]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -230,6 +230,19 @@ def test_num_evicted_needs_every_answering_rank_to_have_none_left() -> None:
     assert evicted() == 0
 
 
+async def test_what_a_person_gets_wrong_at_first_is_told_in_words(gateway: Gateway) -> None:
+    for path, body in (
+        ("prefetch", {"lookup_id": "a", "chunk_hashes": ["1", "xx"]}),
+        ("evict", {"chunk_hashes": ["xx"]}),
+    ):
+        told = (await gateway.post(path, body)).json()["error"]
+        assert told.endswith("expected 16 lower-case hex digits, or LMCache's form: a sign and no padding, got 'xx'")
+    untyped = await gateway.client.post("/memory/evict", content=b'{"chunk_hashes": ["1"]}')
+    assert untyped.status_code == 400 and "Content-Type: application/json" in untyped.json()["error"]
+    page = await gateway.client.get("/", follow_redirects=True)
+    assert page.url.path == "/ui/" and "<title>semkv</title>" in page.text
+
+
 async def test_tokens(rank_of: Ranks, settings: GatewaySettings) -> None:
     storage = StandInStorage(cpu={1})
     rank_of(storage)
@@ -239,9 +252,12 @@ async def test_tokens(rank_of: Ranks, settings: GatewaySettings) -> None:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic " + "r" * 20}):
             answer = await gateway.post("evict", body, headers=headers)
             assert answer.status_code == 401 and answer.headers["WWW-Authenticate"] == "Bearer"
+            why = "this token is not known" if headers else "a bearer token is needed"
+            assert answer.json()["error"].startswith(why) and "SEMKV_GATEWAY_TOKENS_FILE" in answer.json()["error"]
         for path in ("/metrics", "/memory/engines", "/memory/events", "/openapi.json", "/docs"):
             assert (await gateway.client.get(path)).status_code == 401
-        assert (await gateway.client.get("/healthz")).status_code != 401
+        for path in ("/healthz", "/", "/ui/"):
+            assert (await gateway.client.get(path)).status_code != 401
         refused = await gateway.post("evict", body, headers={"Authorization": "Bearer " + "r" * 20})
         assert refused.status_code == 403 and refused.json()["field"] == "force" and storage.calls == []
         assert (await gateway.post("evict", body, headers={"Authorization": "bearer " + "b" * 20})).status_code == 200
