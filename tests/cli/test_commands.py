@@ -124,10 +124,11 @@ class TestHashes:
         assert "'nobody'" in refused and "garden, billing" in refused
         assert "--of" in run(name, "1", "--of", "billing", "--nats-url", NOBODY, code=2).stderr
 
-    def test_an_engine_or_domain_that_is_not_live_is_told_who_is(self, name: str, bus: Bus) -> None:
-        told = run(name, "1", "--instance", "engine-9", "--nats-url", bus.url, code=3).stderr
-        assert "'engine-9'" in told and "live are engine-0" in told
-        assert "live are engine-0" in run(name, "1", "--domain", "abc", "--nats-url", bus.url, code=3).stderr
+
+def test_an_engine_or_domain_that_is_not_live_is_told_who_is(bus: Bus) -> None:
+    told = run("prefetch", "1", "--instance", "engine-9", "--nats-url", bus.url, code=3).stderr
+    assert "'engine-9'" in told and "live are engine-0" in told
+    assert "live are engine-0" in run("locate", "1", "--domain", "abc", "--nats-url", bus.url, code=3).stderr
 
 
 def test_json_is_one_object_a_line_and_nothing_else(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
