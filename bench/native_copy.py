@@ -3,21 +3,21 @@
 
 `run()` prints the table and returns the figures. Every figure is the fastest of interleaved rounds, each of which times
 one call of each contender: what else runs on the machine can only slow a call down. Objects and pages rotate, so that
-none is found in a cache. With SEMKV_BENCH_LMCACHE=FOLDER (an unpacked wheel of LMCache 0.5.6) its torch fallback is
-timed beside.
+none is found in a cache. The streaming copy (from one place to another in one piece, past the caches, several places
+read in turn) is what a core can reach at all. `native_fallback` measures LMCache's own transfers beside.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from semkv.native.extension import core
 from semkv.native.layout import EngineKVFormat, EngineType, normalize_kv_and_discover_format
 from semkv.native.transfer.cpu import BlockTransfer, RowTransfer
 
@@ -28,25 +28,39 @@ DTYPE = torch.bfloat16
 ROUNDS = 15
 ROTATION = 192 << 20  # bytes of objects to rotate through: several times any cache
 
-SHAPES: dict[EngineKVFormat, tuple[int, ...]] = {
-    F.NL_X_TWO_NB_BS_NH_HS: (2, BLOCKS, BLOCK, HEADS, HEAD),
-    F.NL_X_NB_TWO_BS_NH_HS: (BLOCKS, 2, BLOCK, HEADS, HEAD),
-    F.NL_X_TWO_NB_NH_BS_HS: (2, BLOCKS, HEADS, BLOCK, HEAD),
-    F.NL_X_NB_NH_BS_CS: (BLOCKS, HEADS, BLOCK, 2 * HEAD),
-    F.NL_X_NB_BS_HS: (BLOCKS, BLOCK, LATENT),
-    F.NL_X_TWO_X_NB_BS_NH_HS: (BLOCKS, BLOCK, HEADS, HEAD),
-    F.NL_X_NP_X_NB_BS_ONE_HS: (BLOCKS, BLOCK, 1, LATENT),  # in planes of 512 and 64
-    F.NL_X_NB_PAGE: (BLOCKS, HEADS, BLOCK, 2 * HEAD),
+SHAPES: dict[EngineKVFormat, Callable[[int], tuple[int, ...]]] = {  # by how many blocks there are
+    F.NL_X_TWO_NB_BS_NH_HS: lambda nb: (2, nb, BLOCK, HEADS, HEAD),
+    F.NL_X_NB_TWO_BS_NH_HS: lambda nb: (nb, 2, BLOCK, HEADS, HEAD),
+    F.NL_X_TWO_NB_NH_BS_HS: lambda nb: (2, nb, HEADS, BLOCK, HEAD),
+    F.NL_X_NB_NH_BS_CS: lambda nb: (nb, HEADS, BLOCK, 2 * HEAD),
+    F.NL_X_NB_BS_HS: lambda nb: (nb, BLOCK, LATENT),
+    F.NL_X_TWO_X_NB_BS_NH_HS: lambda nb: (nb, BLOCK, HEADS, HEAD),
+    F.NL_X_NP_X_NB_BS_ONE_HS: lambda nb: (nb, BLOCK, 1, LATENT),  # in planes of 512 and 64
+    F.NL_X_NB_PAGE: lambda nb: (nb, HEADS, BLOCK, 2 * HEAD),
 }
 
 
-def pages(fmt: EngineKVFormat) -> Any:
-    shape = SHAPES[fmt]
+def pages(fmt: EngineKVFormat, blocks: int = BLOCKS) -> Any:
+    shape = SHAPES[fmt](blocks)
     if fmt == F.NL_X_TWO_X_NB_BS_NH_HS:
         return [[torch.ones(shape, dtype=DTYPE) for _ in range(2)] for _ in range(LAYERS)]
     if fmt == F.NL_X_NP_X_NB_BS_ONE_HS:
         return [[torch.ones((*shape[:-1], width), dtype=DTYPE) for width in (512, 64)] for _ in range(LAYERS)]
     return [torch.ones(shape, dtype=DTYPE) for _ in range(LAYERS)]
+
+
+def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
+    """All of one object's bytes into another."""
+    ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+
+
+def streaming_copy(destination: torch.Tensor, source: torch.Tensor, threads: int, parts: int = 64) -> None:
+    """The same with stores that go past the caches, several parts side by side: nothing here copies faster."""
+    size = source.numel() * source.element_size() // parts
+    native = core()
+    copier = native.BlockCopier([(source.data_ptr() + part * size, size, size, 1) for part in range(parts)])
+    where = (torch.zeros(1, dtype=torch.int64), destination.data_ptr(), parts * size)
+    copier.copy_ids(native.Direction.gather, *where, threads=threads, stores=native.Stores.streaming)
 
 
 def fastest_ms(contenders: dict[str, Callable[[], None]], rounds: int = ROUNDS) -> dict[str, float]:
@@ -75,12 +89,13 @@ def measure(fmt: EngineKVFormat, tokens: int, threads: int) -> dict[str, Any]:
         """The next object: each call of each contender has one of its own."""
         return next(turn) % count
 
-    def memcpy() -> None:
+    def pair() -> tuple[torch.Tensor, torch.Tensor]:
         here = at()
-        ctypes.memmove(objects[here].data_ptr(), objects[(here + count // 2) % count].data_ptr(), size)
+        return objects[here], objects[(here + count // 2) % count]
 
     contenders: dict[str, Callable[[], None]] = {
-        "memcpy": memcpy,
+        "memcpy": lambda: memcpy(*pair()),
+        "streaming": lambda: streaming_copy(*pair(), threads),
         "blocks gather": lambda: whole.gather(orders[here := at()], objects[here]),
         "blocks scatter": lambda: whole.scatter(orders[here := at()], objects[here]),
     }
@@ -108,8 +123,8 @@ def index_select(
     at: Callable[[], int],
 ) -> Callable[[], None]:
     """What torch does best: one index_select a layer, straight into the object's place for its blocks."""
-    axis = 1 if SHAPES[fmt][0] == 2 else 0
-    shape = list(SHAPES[fmt])
+    shape = list(SHAPES[fmt](BLOCKS))
+    axis = 1 if shape[0] == 2 else 0
     shape[axis] = len(orders[0])
     places = [obj.view(DTYPE).view(LAYERS, *shape) for obj in objects]
 
@@ -134,7 +149,7 @@ def detection() -> float:
 def run(*, tokens: tuple[int, ...] = (64, 256, 1024), threads: tuple[int, ...] = (1, 2)) -> dict[str, float]:
     """Measures, prints the table, returns figures by name; `….of_memcpy` is memcpy's time over the contender's."""
     figures: dict[str, float] = {}
-    names = ["blocks gather", "blocks scatter", "rows gather", "rows scatter", "index_select"]
+    names = ["streaming", "blocks gather", "blocks scatter", "rows gather", "rows scatter", "index_select"]
     print(
         f"{'format':24} {'tokens':>6} {'thr':>3} {'MiB':>6} {'memcpy GB/s':>11} " + " ".join(f"{n:>14}" for n in names)
     )
@@ -155,16 +170,7 @@ def run(*, tokens: tuple[int, ...] = (64, 256, 1024), threads: tuple[int, ...] =
     print("(ratios: memcpy's time over the contender's, the same bytes; 1.00 is as fast as memcpy)")
     figures["detect_100_layers_ms"] = detection()
     print(f"format of 100 layers found in {figures['detect_100_layers_ms']:.2f} ms")
-    if folder := os.environ.get("SEMKV_BENCH_LMCACHE"):
-        figures |= fallback(folder)
     return figures
-
-
-def fallback(folder: str) -> dict[str, float]:
-    """LMCache 0.5.6's torch fallback beside ours, in the same process."""
-    from bench.native_fallback import compare
-
-    return compare(folder, 1) | compare(folder, 2)
 
 
 if __name__ == "__main__":

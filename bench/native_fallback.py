@@ -1,73 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMCache 0.5.6's torch fallback for the same blocks beside our row transfer, for `bench/native_copy.py`.
+"""LMCache 0.5.6's torch fallback beside our transfers: paged KV to chunk objects and back on a CPU.
 
-Not a benchmark of its own. Needs an unpacked wheel of LMCache 0.5.6; LMCache must not be imported before.
+`run()` prints the table and returns the figures. The fallback is measured in a process of its own (`_native_fallback`),
+since another LMCache is installed here; ours, memcpy and the streaming copy run there too, in the same rounds. The
+wheel is unpacked on first use into `.cache/lmcache-0.5.6` (17 MB fetched), or found where SEMKV_BENCH_LMCACHE says. If
+it cannot be had, one line says so and there are no figures.
 """
 
 from __future__ import annotations
 
-import importlib
+import json
+import os
+import shutil
+import subprocess
 import sys
-from typing import Any
+from pathlib import Path
 
-import torch
-
-from semkv.native.layout import EngineKVFormat
-from semkv.native.transfer.cpu import RowTransfer
-
-F = EngineKVFormat
-GEOMETRY = {  # planes, heads, elements of a token's row
-    F.NL_X_TWO_NB_BS_NH_HS: (2, 8, 1024),
-    F.NL_X_TWO_NB_NH_BS_HS: (2, 8, 1024),
-    F.NL_X_NB_NH_BS_CS: (1, 8, 2048),
-    F.NL_X_NB_BS_HS: (1, 1, 576),
-}
+ROOT = Path(__file__).parents[1]
+LMCACHE = "0.5.6"
+SAYS = "FIGURES "
 
 
-def compare(folder: str, threads: int, tokens: int = 256) -> dict[str, float]:
-    """Their time over ours, for gather and scatter of four chunks, after checking that the objects are the same."""
-    from bench.native_copy import BLOCK, BLOCKS, LAYERS, fastest_ms, pages
+class MissingError(RuntimeError):
+    """The fallback cannot be measured here; the message says why."""
 
-    sys.path.insert(0, folder)
-    kernels = importlib.import_module("lmcache.v1.platform.torch_ops.mp_mem_kernels")
-    native = importlib.import_module("lmcache.lmcache_native")
-    figures: dict[str, float] = {}
-    torch.set_num_threads(threads)
-    for fmt, (kv, heads, width) in GEOMETRY.items():
-        cache: list[Any] = pages(fmt)
-        rows = RowTransfer(cache, fmt, threads=threads)
-        size = rows.object_bytes(tokens)
-        ids = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(2))[: tokens // BLOCK]
-        ours, theirs = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
-        desc = native.PageBufferShapeDesc()
-        sizes = {"kv_size": kv, "nl": LAYERS, "nb": BLOCKS, "bs": BLOCK, "nh": heads, "hs": width // heads}
-        for name, value in (sizes | {"element_size": 2, "block_stride_elems": 0, "dtype": torch.bfloat16}).items():
-            setattr(desc, name, value)
-        shape = (LAYERS, tokens, width) if fmt == F.NL_X_NB_BS_HS else (kv, LAYERS, tokens, width)
-        fixed = (cache, [theirs.view(torch.bfloat16).view(shape)], ids, desc, native.EngineKVFormat(int(fmt)))
 
-        def move(direction: Any, fixed: Any = fixed) -> None:
-            tensors, objects, blocks, described, number = fixed
-            kernels.multi_layer_block_kv_transfer(
-                tensors, objects, blocks, "cpu", direction, described, tokens, number, 0
-            )
-
-        to_host, to_device = native.TransferDirection.D2H, native.TransferDirection.H2D
-        move(to_host)
-        rows.gather(ids, tokens, ours)
-        if not torch.equal(ours, theirs):
-            raise RuntimeError(f"{fmt.name}: the objects differ")
-        times = fastest_ms(
-            {
-                "ours gather": lambda r=rows, i=ids, o=ours: r.gather(i, tokens, o),
-                "theirs gather": lambda m=move, d=to_host: m(d),
-                "ours scatter": lambda r=rows, i=ids, o=ours: r.scatter(i, tokens, o),
-                "theirs scatter": lambda m=move, d=to_device: m(d),
-            },
-            rounds=5,
+def lmcache_folder() -> Path:
+    """A folder that holds the pinned LMCache and nothing else, unpacked on first use."""
+    if named := os.environ.get("SEMKV_BENCH_LMCACHE"):
+        folder = Path(named)
+        if not (folder / "lmcache").is_dir():
+            raise MissingError(f"SEMKV_BENCH_LMCACHE={named} holds no lmcache: name a folder with an unpacked wheel")
+        return folder
+    folder = ROOT / ".cache" / f"lmcache-{LMCACHE}"
+    if (folder / "lmcache").is_dir():
+        return folder
+    uv = Path(sys.executable).with_name("uv")
+    installer = [uv, "pip", "install", "--python", sys.executable] if uv.exists() else [sys.executable, "-m", "pip"]
+    if not uv.exists():
+        installer.append("install")
+    # Its requirements are those of the LMCache installed here; its wheel needs no CUDA for the fallback.
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    command = [*installer, "--quiet", "--no-deps", "--only-binary", ":all:", "--target", partial, f"lmcache=={LMCACHE}"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        raise MissingError(
+            f"lmcache=={LMCACHE} cannot be installed ({reason}); unpack its wheel and name the folder "
+            "in SEMKV_BENCH_LMCACHE"
         )
-        for what in ("gather", "scatter"):
-            ratio = times[f"theirs {what}"] / times[f"ours {what}"]
-            figures[f"{fmt.name.lower()}.{tokens}_tokens.{threads}_threads.{what}.lmcache_fallback_over_ours"] = ratio
-            print(f"{fmt.name:24} {what:8} {threads} thr: LMCache 0.5.6's torch fallback takes {ratio:6.1f} times ours")
+    partial.rename(folder)
+    return folder
+
+
+def run() -> dict[str, float]:
+    """Figures by name; `….over_ours` is the fallback's time over ours, `….over_streaming` over the streaming copy's."""
+    try:
+        folder = lmcache_folder()
+    except MissingError as missing:
+        print(f"LMCache {LMCACHE}'s fallback is left out: {missing}")
+        return {}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "LMCACHE_TRACK_USAGE": "false",
+        "DO_NOT_TRACK": "1",
+        "LMCACHE_LOG_LEVEL": "WARNING",
+    }
+    figures: dict[str, float] = {}
+    command = [sys.executable, "-m", "bench._native_fallback"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(SAYS):
+                figures = json.loads(line.removeprefix(SAYS))
+            else:
+                print(line, end="", flush=True)
+    if process.returncode:
+        raise RuntimeError(f"measuring LMCache {LMCACHE}'s fallback failed with code {process.returncode}, see above")
     return figures
+
+
+if __name__ == "__main__":
+    run()
