@@ -17,6 +17,7 @@ import pytest
 from semkv.bus.connection import connect_nats
 from semkv.bus.domain import HashDomain
 from semkv.bus.embedded import EmbeddedServer
+from semkv.bus.errors import AuthError
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import HashesStatus
 from semkv.bus.streams import ensure_streams
@@ -337,12 +338,28 @@ def test_a_forked_child_publishes_by_itself(nats_server: EmbeddedServer) -> None
         assert seen.finished("cmpl-2")[0].seq == 2
 
 
-def test_refused_credentials_are_said_once_and_tried_again(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_credentials_are_said_once_and_tried_again(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = []
+
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await connect_nats(*args, **kwargs)
+        except AuthError:
+            refused.append(1)
+            raise
+
+    async def briefly(self: EventPublisher, seconds: float) -> None:
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(event_loop, "connect_nats", counted)
+    monkeypatch.setattr(EventPublisher, "pause", briefly)
     with (
         EmbeddedServer(tmp_path / "nats", config='authorization { user: "u", password: "p" }\n') as server,
         running(publisher(server.url)) as made,
     ):
         made.offer(note(1))
-        time.sleep(1.5)
-        assert made.alive and made.backlog() == 1
-    assert len([r for r in caplog.records if "event publisher, connecting" in r.getMessage()]) == 1
+        wait_until(lambda: len(refused) >= 3)
+        assert made.alive and made.backlog() == 1 and made.restarts == 0
+    assert len([r for r in caplog.records if "event publisher, connecting: AuthError" in r.getMessage()]) == 1
