@@ -66,8 +66,9 @@ class ModelStorage(InMemoryChunks):
             if status is ChunkStatus.LOADED and not dry_run:
                 moved += self._model.chunk_bytes
                 control.progress(1, self._model.chunk_bytes)
-            if status is ChunkStatus.NO_MEMORY:
+            if status in {ChunkStatus.NO_MEMORY, ChunkStatus.NOT_TRIED}:
                 found.append(status)
+                stopped = control.stopped() if status is ChunkStatus.NOT_TRIED else None
                 break
             if order is Order.PREFIX and found and found[-1] in {ChunkStatus.MISSING, ChunkStatus.UNREACHABLE}:
                 status = ChunkStatus.UNREACHABLE

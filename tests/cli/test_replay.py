@@ -9,7 +9,7 @@ import time
 import pytest
 
 from semkv.bus import codec, connect
-from semkv.bus.messages import EngineInfo, Finished, Prefetch, Result
+from semkv.bus.messages import Cancel, EngineInfo, Finished, Prefetch, Result
 from semkv.bus.status import ChunkStatus, HashesStatus, Order, State, Tier
 from semkv.cli.replay.latency import LatencyModel
 from semkv.cli.replay.model_rank import ModelStorage
@@ -208,3 +208,14 @@ def test_a_device_prefetch_is_not_pretended():
 def test_recorded_messages_decode_to_what_they_were():
     for sample in SAMPLES:
         assert announced(sample, 1).message() == codec.decode(codec.subject_of(sample), *reversed(codec.encode(sample)))
+
+
+async def test_a_recorded_cancel_stops_its_command_which_has_another_name_now():
+    began = time.time_ns()
+    slow = LatencyModel(fixed_ms=0, chunk_ms=60_000, ddr_chunks=1)
+    cancel = Cancel(**where(), command_id="stop", client="a", target_command_id="long")
+    messages = [(INFO, 0), (finished((1, 2)), 0), (prefetch("long", (1,)), 0.1), (cancel, 0.4)]
+    recording = [announced(message, began + int(at * S)) for message, at in messages]
+    report = await against_model(recording, slow, patience_s=10)
+    (long,) = (answer for answer in report.answers if answer.command_id == "long")
+    assert long.replayed.state is State.CANCELLED
