@@ -219,3 +219,11 @@ async def test_a_recorded_cancel_stops_its_command_which_has_another_name_now():
     report = await against_model(recording, slow, patience_s=10)
     (long,) = (answer for answer in report.answers if answer.command_id == "long")
     assert long.replayed.state is State.CANCELLED
+
+
+async def test_an_hour_can_be_played_in_a_moment():
+    began = time.time_ns()
+    messages = [(INFO, 0), (finished((1, 2)), 1), (prefetch("late", (1, 2)), 3600)]
+    recording = [announced(message, began + at * S) for message, at in messages]
+    report = await asyncio.wait_for(against_model(recording, FAST, speed=36_000), 60)
+    assert report.commands == 1 and report.answers[0].replayed.state is State.SUCCEEDED
