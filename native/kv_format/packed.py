@@ -6,10 +6,8 @@ from __future__ import annotations
 import warnings
 from typing import ClassVar
 
-import torch
-
-from semkv.native.kv_format.spec import KVFormatSpec, refuse_gaps
-from semkv.native.kv_format.types import DiscoverableKVCache, PlaneView
+from semkv.native.kv_format.spec import KVFormatSpec
+from semkv.native.kv_format.types import DiscoverableKVCache
 
 
 class DeprecatedPackedSpec(KVFormatSpec):
@@ -35,11 +33,3 @@ class DeprecatedPackedSpec(KVFormatSpec):
 
     def _concrete(self, label: str) -> str:
         return str(self.size("HS")) if label == "HS" else super()._concrete(label)
-
-    def planes(self, layer_idx: int = 0, block_size: int | None = None) -> list[PlaneView]:
-        """One plane: a head's K and V stay together, as the row of an object has them."""
-        tensor = self.layer_tensors(layer_idx)[0]
-        return [self._plane(tensor.flatten(-2), [*self.axes()[:-2], "HS"], block_size)]
-
-    def _check_inside(self, tensor: torch.Tensor, where: str) -> None:
-        refuse_gaps(tensor, range(1, tensor.dim()), where)

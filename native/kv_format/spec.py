@@ -17,7 +17,7 @@ from semkv.native.extension import core
 from semkv.native.kv_format.types import DiscoverableKVCache, EngineKVFormat, LayoutError, PlaneView
 
 _SHOWN = {"ONE": "1", "TWO": "2", "NBBS": "PBS", "BSV": "BSxVALS", "BSS": "BSxSCALES", "C0": "16", "NZ": "NH*HS/16"}
-_OUTER = ("NB", "NL", "TWO")  # axes that lie outside a block's run of one layer and one plane
+_OUTER = ("NB", "NL")  # axes that lie outside a block's run of one layer
 
 
 def parse_name(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -50,6 +50,19 @@ class KVFormatSpec:
     @classmethod
     def axes(cls) -> tuple[str, ...]:
         return parse_name(cls.format.name)[1]
+
+    @classmethod
+    def joined(cls) -> bool:
+        """Whether keys and values are an axis inside a token: its row then holds both, and there is one plane."""
+        before = _before_two(cls.axes())
+        if not {"BS", "NBBS"} & set(before):
+            return False
+        if core().kv_size(cls.format) != 1:
+            raise LayoutError(
+                f"{cls.format.name}: keys and values lie inside a token, in one row of an object: set its kv_size in "
+                "native/core/kv_format.h to 1"
+            )
+        return True
 
     @classmethod
     def describe(cls) -> str:
@@ -118,7 +131,7 @@ class KVFormatSpec:
         return self.size("CS" if "CS" in self.axes() else "HS", layer_idx)
 
     def hidden_dim(self, layer_idx: int = 0) -> int:
-        return self.num_heads(layer_idx) * self.head_size(layer_idx)
+        return self.num_heads(layer_idx) * self.head_size(layer_idx) * (2 if self.joined() else 1)
 
     def tokens_per_layer(self) -> int:
         return self.page_buffer_size()
@@ -167,12 +180,17 @@ class KVFormatSpec:
 
     def planes(self, layer_idx: int = 0, block_size: int | None = None) -> list[PlaneView]:
         """The planes of one layer: K then V, or the planes as they come. `block_size` where the shape has none."""
+        self._refuse_halves_inside()
         views = []
         for tensor in self.layer_tensors(layer_idx):
             view, axes = tensor, list(self.axes())
             if "NL" in axes:
                 view = view.select(axes.index("NL"), layer_idx)
                 axes.remove("NL")
+            if self.joined():  # with the axis after it: twice the heads, or heads twice as wide
+                at = axes.index("TWO")
+                view = view.flatten(at, at + 1)
+                axes.remove("TWO")
             for part in view.unbind(axes.index("TWO")) if "TWO" in axes else (view,):
                 views.append(self._plane(part, [axis for axis in axes if axis != "TWO"], block_size))
         return views
@@ -227,8 +245,24 @@ class KVFormatSpec:
         return len(self.axes())
 
     def _check_inside(self, tensor: torch.Tensor, where: str) -> None:
-        inner = [index for index, label in enumerate(self.axes()) if label not in _OUTER]
+        self._refuse_halves_inside()
+        outer = _OUTER if self.joined() else (*_OUTER, "TWO")
+        inner = [index for index, label in enumerate(self.axes()) if label not in outer]
         refuse_gaps(tensor, inner, where)
+
+    def _refuse_halves_inside(self) -> None:
+        """A block whose tokens lie in halves, keys then values, is more than a name can say."""
+        if set(_before_two(self.axes())) - set(_OUTER) and not self.joined():
+            raise LayoutError(
+                f"{self.format.name}: keys and values halve a block's {' '.join(_before_two(self.axes())[1:])} before "
+                f"its tokens, which cannot be derived from the name: override planes() and _check_inside() in its file "
+                "in native/kv_format/specs"
+            )
+
+
+def _before_two(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes outside that of keys and values; none where there is no such axis."""
+    return axes[: axes.index("TWO")] if "TWO" in axes else ()
 
 
 def refuse_gaps(tensor: torch.Tensor, inner: Sequence[int], where: str) -> None:

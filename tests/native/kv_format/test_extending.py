@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FORMAT = "NL_X_NB_BS_ONE_NH_HS"
-"""A token with an axis of one before its heads: [NB, BS, 1, NH, HS]. No engine has it."""
+FORMAT = "NL_X_NB_BS_TWO_NH_HS"
+"""A token with its keys and then its values: [NB, BS, 2, NH, HS]. No engine has it."""
 PROGRAM = """
 import torch
 from semkv.native import _core, layout
 F = layout.EngineKVFormat
-layers = [torch.zeros(7, 3, 1, 2, 4) for _ in range(5)]
+layers = [torch.zeros(7, 3, 2, 2, 4) for _ in range(5)]
 fmt, found = layout.normalize_kv_and_discover_format(layers, layout.EngineType.NEWCOMER)
 assert fmt.name == "FORMAT" and int(fmt) == 22, fmt
 assert layout.get_num_blocks(found, fmt) == 7 and layout.get_block_size(found, fmt) == 3
-assert layout.get_hidden_dim_size(found, fmt) == 8 and layout.get_kv_size(found, fmt) == 1
-assert layout.get_concrete_engine_kv_shape(found, fmt) == "5 x [7, 3, 1, 2, 4]"
+assert layout.get_hidden_dim_size(found, fmt) == 16 and layout.get_kv_size(found, fmt) == 1
+assert layout.get_concrete_engine_kv_shape(found, fmt) == "5 x [7, 3, 2, 2, 4]"
 try:
     layout.normalize_kv_and_discover_format(layers[0][0], layout.EngineType.NEWCOMER)
     raise SystemExit("a refusal was expected")
@@ -76,7 +76,7 @@ def test_a_format_and_an_engine_are_added_by_the_guide(tmp_path: Path) -> None:
     assert end is not None
     fact = (
         f'\n    FormatFacts{{.format = detail::{FORMAT}, .name = "{FORMAT}", '
-        ".structure = detail::layer_list, .kv_size = 1},"
+        ".structure = detail::layer_list, .kv_size = 1, .fused_packed = true},"
     )
     header.write_text(text[: end.start()] + fact + text[end.start() :], encoding="utf-8")
     edit(native / "_core.pyi", "    NL_X_TWO_NB_PAGE = 21\n", f"    NL_X_TWO_NB_PAGE = 21\n    {FORMAT} = 22\n")
@@ -85,7 +85,7 @@ def test_a_format_and_an_engine_are_added_by_the_guide(tmp_path: Path) -> None:
     (native / "kv_format" / "specs" / f"{FORMAT.lower()}.py").write_text(spec, encoding="utf-8")
     # Step 3: its shape, and how the engine hands it in.
     shapes = tests / "kv_format" / "shapes.py"
-    edit(shapes, "    simple = {\n", f"    simple = {{\n        F.{FORMAT}: (NB, BS, 1, NH, HS),\n")
+    edit(shapes, "    simple = {\n", f"    simple = {{\n        F.{FORMAT}: (NB, BS, 2, NH, HS),\n")
     start = "    engines: dict[EngineKVFormat, tuple[EngineType, LayoutHints]] = {\n"
     edit(shapes, start, f"{start}        F.{FORMAT}: (EngineType.NEWCOMER, {{}}),\n")
 

@@ -14,7 +14,7 @@ import torch
 
 from semkv.native import _core, layout
 from semkv.native.kv_format.registry import all_detectors, all_specs
-from semkv.native.kv_format.spec import parse_name
+from semkv.native.kv_format.spec import KVFormatSpec, parse_name
 from semkv.native.layout import EngineKVFormat, EngineType, LayoutError, get_spec, get_spec_class
 from tests.native.kv_format.shapes import BS, NB, canonical
 
@@ -99,8 +99,8 @@ def test_predicates_follow_from_the_name(fmt: EngineKVFormat) -> None:
     assert _core.is_opaque(fmt) == ("PAGE" in axes)
     assert _core.is_nz(fmt) == ("NZ" in axes)
     assert _core.is_hnd(fmt) == ("NH" in axes and "BS" in axes and axes.index("NH") < axes.index("BS"))
-    inside = axes[axes.index("NB") :] if "NB" in axes else ()
-    packed = "CS" in axes or inside[-2:] == ("TWO", "HS") or fmt == F.NL_X_NB_PAGE
+    of_token = axes[axes.index("BS") :] if "BS" in axes else ()
+    packed = "CS" in axes or "TWO" in of_token or fmt == F.NL_X_NB_PAGE
     assert _core.is_fused_packed(fmt) == packed
     two = "TWO" in levels or ("TWO" in axes and not packed)
     assert _core.kv_size(fmt) == (2 if two else 1)
@@ -235,3 +235,33 @@ def test_objects_of_different_layout_have_different_names() -> None:
     splits = [[[torch.zeros(2, 2, 1, a), torch.zeros(2, 2, 1, b)]] for a, b in ((512, 64), (448, 128))]
     names = {tag(split, F.NL_X_NP_X_NB_BS_ONE_HS, token_rows=True) for split in splits}
     assert len(names) == 2
+
+
+class Stood(KVFormatSpec):
+    """A format that there is not: another's number, and axes of its own."""
+
+    format = EngineKVFormat.NL_X_NB_BS_NH_HS
+    named: tuple[str, ...] = ()
+
+    @classmethod
+    def axes(cls) -> tuple[str, ...]:
+        return cls.named
+
+
+def test_keys_and_values_inside_a_block() -> None:
+    """Inside a token they are one row; where they halve a block's heads, and where two rows are said, the way out."""
+    inside = type("Inside", (Stood,), {"named": ("NB", "BS", "TWO", "NH", "HS")})([torch.zeros(7, 3, 2, 5, 4)])
+    inside.check()
+    (plane,) = inside.planes()
+    assert (plane.heads, plane.head_bytes, plane.block_bytes) == (10, 16, 3 * 2 * 5 * 16)
+    assert inside.hidden_dim() == 2 * 5 * 4
+    padded = type(inside)([torch.zeros(7, 3, 4, 5, 4)[:, :, :2]])
+    with pytest.raises(LayoutError, match="a gap inside a block at axis 1"):
+        padded.check()
+    halves = type("Halves", (Stood,), {"named": ("NB", "NH", "TWO", "BS", "HS")})([torch.zeros(7, 5, 2, 3, 4)])
+    for ask in (halves.check, halves.planes):
+        with pytest.raises(LayoutError, match=r"halve a block's NH before its tokens.* override planes"):
+            ask()
+    said = {"named": ("NB", "BS", "TWO", "NH", "HS"), "format": EngineKVFormat.NL_X_NB_TWO_BS_NH_HS}
+    with pytest.raises(LayoutError, match=r"set its kv_size in native/core/kv_format\.h to 1"):
+        type("Said", (Stood,), said)([torch.zeros(7, 3, 2, 5, 4)]).check()

@@ -39,7 +39,8 @@ def token_parts(
     two_axis = "TWO" in axes and not packed
     halves = [(tensor, half) for tensor in tensors for half in (range(2) if two_axis else [None])]
     parts = [_pieces(tensor, axes, layer, block, offset, bs, half) for tensor, half in halves]
-    split = two_axis or "TWO" in levels
+    inside = two_axis and {"BS", "NBBS"} & set(axes[: axes.index("TWO")])  # both halves are in a token's row
+    split = (two_axis and not inside) or "TWO" in levels
     return parts if split else [[piece for part in parts for piece in part]]
 
 
