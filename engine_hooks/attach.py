@@ -72,8 +72,13 @@ def prepare(factory: Any, config: Any) -> bool:
             return False
         make_ready()
         return wanted()
-    except Exception:
-        _log.exception("semkv: could not get ready for %s; it runs without hooks", connector_class.__name__)
+    except Exception as error:
+        _log.exception(
+            "semkv: could not get ready for %s; it runs without hooks: %s: %s",
+            connector_class.__name__,
+            type(error).__name__,
+            error,
+        )
         return False
 
 

@@ -27,8 +27,13 @@ Callback = Callable[[ModuleType], None]
 def _run(callback: Callback, module: ModuleType) -> None:
     try:
         callback(module)
-    except Exception:
-        _log.exception("semkv: the hook on module %s failed; the module is used unchanged", module.__name__)
+    except Exception as error:
+        _log.exception(
+            "semkv: the hook on module %s failed; the module is used unchanged: %s: %s",
+            module.__name__,
+            type(error).__name__,
+            error,
+        )
 
 
 class _Loader(importlib.abc.Loader):
