@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from semkv.bus import CommandHandle, CommandResult
 from semkv.bus.messages import Finished, Prefetch, Result
 from semkv.bus.status import Op, State
 from semkv.cli import chosen
@@ -33,7 +34,16 @@ def test_not_all_of_it_done_is_1_and_all_is_0(name: str, bus: Bus) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_rank_that_does_not_answer_is_named_and_not_waited_for_longer(name: str, bus: Bus) -> None:
+def test_a_rank_that_does_not_answer_is_named_and_not_waited_for_longer(
+    name: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited, result = [], CommandHandle.result
+
+    async def waits(handle: CommandHandle, timeout: float | None = None) -> CommandResult:
+        waited.append(timeout)
+        return await result(handle, timeout)
+
+    monkeypatch.setattr(CommandHandle, "result", waits)
     url = ("--nats-url", bus.url, "--timeout", "0.5")
     bus.storage.gate.clear()
     try:
@@ -41,6 +51,7 @@ def test_a_rank_that_does_not_answer_is_named_and_not_waited_for_longer(name: st
         assert told["ranks"] == [] and told["unanswered"] == ["engine-0.0"]
         (line,) = (line for line in run(name, "2", *url, code=1).stdout.splitlines() if "engine-0.0" in line)
         assert line.split()[:2] == ["engine-0.0", "unanswered"]
+        assert waited == [0.5, 0.5]
     finally:
         bus.storage.gate.set()
 
