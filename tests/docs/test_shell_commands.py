@@ -47,6 +47,7 @@ NOT_RUN = {
     r"nats (pub|sub|kv)\b": "the nats command is a program of its own; tests/contracts send what it sends",
     r"export OPENAI_BASE_URL=|python examples/agent\.py": "tests/examples run it on an engine that answers in words",
     r"python -m bench": "measures for minutes; short forms are tests of their own",
+    r"apt-get install ": "changes the reader's machine; CI installs the same",
     r"set -a; \. ": "run by the test of `semkv auth`'s files, which reads them as a shell does",
 }
 
