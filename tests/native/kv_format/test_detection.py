@@ -237,6 +237,31 @@ def test_a_gap_inside_a_block_is_refused() -> None:
         detect([torch.zeros(7, 5, 2, 6, 3, 4)[:, :, :, ::2].squeeze()], VLLM, HND)
 
 
+FORBIDDEN_GAPS: list[tuple[torch.Tensor, torch.Tensor, EngineType, LayoutHints]] = [
+    # Between heads, where other formats of as many axes may have one between blocks.
+    (torch.zeros(2, 7, 2, 1, 3, 4), torch.zeros(2, 7, 4, 1, 3, 4)[:, :, ::2], VLLM, {}),
+    (torch.zeros(21, 1, 4), torch.zeros(42, 1, 4)[::2], SGLANG, {"use_mla": True}),  # between tokens
+    (torch.zeros(6, 2, 32, 64), torch.zeros(6, 2, 64, 64)[:, :, ::2], VLLM, {"page_order": "opaque"}),
+]
+
+
+@pytest.mark.parametrize(("good", "gap", "engine", "hints"), FORBIDDEN_GAPS)
+def test_a_gap_that_only_the_format_forbids(
+    good: torch.Tensor, gap: torch.Tensor, engine: EngineType, hints: LayoutHints
+) -> None:
+    """In any layer, and also where layers have formats of their own."""
+    assert detect([good, good.clone()], engine, hints)
+    for number, layers in ((0, [gap, good]), (1, [good, gap])):
+        with pytest.raises(LayoutError, match=rf"layer {number}: .*a gap inside a block"):
+            detect(layers, engine, hints)
+
+
+def test_a_gap_among_layers_of_several_formats() -> None:
+    layers = [*tensors(1, 7, 3, 4), torch.zeros(2, 7, 4, 1, 3, 4)[:, :, ::2]]
+    with pytest.raises(LayoutError, match="a gap inside a block"):
+        normalize_and_discover_per_layer_formats(layers, [[0], [1]], VLLM)
+
+
 def test_layers_of_several_formats() -> None:
     mixed = [*tensors(3, 2, 7, 3, 2, 4), *tensors(2, 7, 3, 4)]
     _, formats = normalize_and_discover_per_layer_formats(mixed, [[0, 1, 2], [3, 4]], VLLM, HND)

@@ -265,3 +265,17 @@ def test_keys_and_values_inside_a_block() -> None:
     said = {"named": ("NB", "BS", "TWO", "NH", "HS"), "format": EngineKVFormat.NL_X_NB_TWO_BS_NH_HS}
     with pytest.raises(LayoutError, match=r"set its kv_size in native/core/kv_format\.h to 1"):
         type("Said", (Stood,), said)([torch.zeros(7, 3, 2, 5, 4)]).check()
+
+
+@pytest.mark.parametrize(
+    ("fmt", "wrong", "message"),
+    [
+        (F.NL_X_TWO_NB_BS_NH_HS, torch.zeros(3, 7, 3, 2, 4), "axis 0 must be 2"),
+        (F.NL_X_NBBS_ONE_HS, torch.zeros(21, 2, 4), "axis 1 must be 1"),
+        (F.NL_X_NB_BS_HS, torch.zeros(7, 3, 2, 4), "has 4 axes, the format 3"),
+    ],
+)
+def test_what_a_detector_of_ones_own_would_get_wrong(fmt: EngineKVFormat, wrong: torch.Tensor, message: str) -> None:
+    """A format's own check stands behind every detector, for every layer."""
+    with pytest.raises(LayoutError, match=message):
+        get_spec([canonical(fmt)[0], wrong], fmt).check()
