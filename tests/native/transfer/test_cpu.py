@@ -7,6 +7,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -216,27 +217,34 @@ def test_offsets_are_64_bit() -> None:
         assert int(obj.min()) == 3
 
 
-@pytest.mark.parametrize("released", [True, False], ids=["transfer", "control"])
-def test_the_interpreter_runs_while_bytes_move(released: bool) -> None:
+@pytest.mark.parametrize("call", ["blocks", "blocks by slots", "rows", "rows by slots", "control"])
+def test_the_interpreter_runs_while_bytes_move(call: str) -> None:
     """The GIL is released: with switching by time put off, another thread runs only if the copying one lets it.
 
     The control copies the same bytes through a call that keeps the GIL: nobody else runs before it has ended.
     """
+    size = 64 << 20
     pages = torch.zeros(64, 1, 1 << 20, dtype=torch.uint8)
-    transfer = BlockTransfer([pages], F.NL_X_NB_BS_HS)
-    obj = torch.zeros(64 << 20, dtype=torch.uint8)
-    ids = torch.arange(64)
+    blocks, rows = BlockTransfer([pages], F.NL_X_NB_BS_HS), RowTransfer([pages], F.NL_X_NB_BS_HS)
+    obj = torch.zeros(size, dtype=torch.uint8)
+    ids = torch.arange(64)  # of blocks, and of slots: a block is one token
     keeps = ctypes.PyDLL(None).memmove
+    calls: dict[str, Callable[[], Any]] = {
+        "blocks": lambda: blocks.gather(ids, obj),
+        "blocks by slots": lambda: blocks.gather_range(ids, 0, 64, obj.data_ptr(), size),
+        "rows": lambda: rows.gather(ids, 64, obj),
+        "rows by slots": lambda: rows.gather_slots(ids, obj),
+        "control": lambda: keeps(
+            ctypes.c_void_p(obj.data_ptr()), ctypes.c_void_p(pages.data_ptr()), ctypes.c_size_t(size)
+        ),
+    }
     inside, ended, seen = threading.Event(), False, None
 
     def copy() -> None:
         nonlocal ended
         inside.set()
         for _ in range(30):
-            if released:
-                transfer.gather(ids, obj)
-            else:
-                keeps(ctypes.c_void_p(obj.data_ptr()), ctypes.c_void_p(pages.data_ptr()), ctypes.c_size_t(64 << 20))
+            calls[call]()
         ended = True
 
     before = sys.getswitchinterval()
@@ -249,7 +257,7 @@ def test_the_interpreter_runs_while_bytes_move(released: bool) -> None:
         worker.join()
     finally:
         sys.setswitchinterval(before)
-    assert seen == released
+    assert seen == (call != "control")
 
 
 def test_a_copy_needs_no_memory_of_its_own() -> None:
