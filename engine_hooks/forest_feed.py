@@ -26,7 +26,14 @@ class Forest(Protocol):
     """The part of the prefix forest that is fed."""
 
     def record_lookup(
-        self, tenant: str | None, session: str | None, hashes: Sequence[int], request_id: str, running: bool = True
+        self,
+        tenant: str | None,
+        session: str | None,
+        hashes: Sequence[int],
+        request_id: str,
+        running: bool = True,
+        *,
+        tail: int | None = None,
     ) -> None: ...
 
     def finished(self, request_ids: Iterable[str]) -> None: ...
@@ -73,20 +80,20 @@ class ForestFeed:
         return listening
 
     def looked_up(self, lookup_id: str, hashes: Sequence[int], call: dict[str, Any]) -> None:
-        """A request's chain: its whole chunks, and of a request looked up again only those of its prompt."""
+        """A request's chain: its whole chunks and its tail; of a request looked up again only its prompt's chunks."""
         try:
             labels = call.get("request_configs") or {}
             whole = list(hashes)
             offsets = call.get("offsets")
-            if offsets and offsets[-1] < self._chunk_size:
-                whole.pop()
+            tail = whole.pop() if offsets and offsets[-1] < self._chunk_size else None
             if CHUNKS_LABEL in labels:
+                tail = None  # it ends with generated tokens
                 whole = whole[: int(labels[CHUNKS_LABEL])]
             if self._follow is not None and TRACE_LABEL in labels:
                 self._follow(lookup_id, labels[TRACE_LABEL])
-            self._forest.record_lookup(labels.get(TENANT_LABEL), labels.get(SESSION_LABEL), whole, lookup_id)
+            self._forest.record_lookup(labels.get(TENANT_LABEL), labels.get(SESSION_LABEL), whole, lookup_id, tail=tail)
             if self._hits is not None:
-                self._hits.looked_up(lookup_id, whole)
+                self._hits.looked_up(lookup_id, whole if tail is None else [*whole, tail])
         except Exception:
             self._failed()
 

@@ -154,11 +154,11 @@ class Rig:
         """What the lookup server does with a request; returns the lookup's id."""
         request = request or f"request-{next(self._requests)}"
         self.replies.tokens.pop(request, None)
-        hashes = list(self.hashes(tokens))
+        chunks = list(self.engine.token_database.process_tokens(tokens=list(tokens), make_key=False))
         self.engine.async_lookup_and_prefetch(
             lookup_id=request,
-            hashes=hashes,
-            offsets=[self.chunk_size] * len(hashes),
+            hashes=[chunk_hash for _, _, chunk_hash in chunks],
+            offsets=[end - start for start, end, _ in chunks],
             pin=True,
             request_configs=configs or None,
         )

@@ -7,6 +7,9 @@ session, that session's leaves; without, at most one leaf: of the leaves without
 and whose requests have ended, the longest, and only if the set names no chunk behind its end (whoever names one
 speaks of a longer conversation, not of this one).
 
+Where an engine stores what is left behind the last whole chunk, this *tail* is no part of a chain: the next turn has
+another one. It is safe as a chunk is while its conversation's last turn has it, and nobody's afterwards.
+
 A chunk remembers the tenants whose chains used it and does not exist for others. A chunk never looked up belongs to the
 engine's own tenant, as long as no other tenant was ever seen.
 
@@ -60,8 +63,10 @@ class PrefixForest:
         hashes: Sequence[int],
         request_id: str,
         running: bool = True,
+        *,
+        tail: int | None = None,
     ) -> None:
-        """A request with this chain of whole chunks was looked up."""
+        """A request with this chain of whole chunks was looked up; `tail` is the chunk in part behind them, if any."""
         if not hashes:
             return
         tenant = tenant or self.tenant
@@ -69,7 +74,7 @@ class PrefixForest:
         with self._lock:
             self._leaves.expire(now)
             self._others_seen = self._others_seen or tenant != self.tenant
-            self._leaves.record(tenant, session, hashes, request_id, now, running=running)
+            self._leaves.record(tenant, session, hashes, request_id, now, running=running, tail=tail)
 
     def finished(self, request_ids: Iterable[str]) -> None:
         """These requests have ended."""
@@ -123,7 +128,7 @@ class PrefixForest:
     def _exempt(self, tenant: str, session: str | None, nodes: list[int]) -> tuple[Leaf, ...]:
         if session is not None:
             return self._leaves.of_session(tenant, session)
-        continued = {self._nodes.parent_of(node) for node in nodes}
+        continued = {self._nodes.parent_of(node) for node in nodes if not self._nodes.is_tail(node)}
         ending = [
             leaf
             for node in nodes
@@ -131,7 +136,7 @@ class PrefixForest:
             for leaf in self._leaves.anonymous_at(tenant, node)
             if not leaf.running
         ]
-        longest = max(ending, key=lambda leaf: leaf.length, default=None)
+        longest = max(ending, key=lambda leaf: (leaf.length, 0), default=None)
         return () if longest is None else (longest,)
 
     def retain(self, tenant: str, client: str, session: str, hashes: Sequence[int], ttl_s: float) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ Threads: none of its own; the forest holds its lock around every call.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -27,12 +28,13 @@ def parent_request(request_id: str) -> str:
 class Leaf:
     """One conversation: its chain, when it was last used, and which of its requests run."""
 
-    __slots__ = ("families", "last_used", "length", "listed", "running", "session", "tenant", "tip")
+    __slots__ = ("families", "last_used", "length", "listed", "running", "session", "tail", "tenant", "tip")
 
     def __init__(self, tenant: str, session: str | None) -> None:
         self.tenant = tenant
         self.session = session
         self.tip = NO_PARENT
+        self.tail: int | None = None  # the node behind the last whole chunk, where there is one
         self.length = 0
         self.listed: list[int] | None = None  # the nodes themselves, where parents do not lead along this chain
         self.last_used = 0.0
@@ -75,11 +77,20 @@ class Leaves:
         return tuple(self._anonymous.get((tenant, node), ()))
 
     def nodes_of(self, leaf: Leaf) -> Iterator[int]:
-        """The nodes of a leaf's chain."""
-        return iter(leaf.listed) if leaf.listed is not None else self._nodes.walk(leaf.tip, leaf.length)
+        """The nodes that a leaf needs: its chain's, and its tail."""
+        chain = iter(leaf.listed) if leaf.listed is not None else self._nodes.walk(leaf.tip, leaf.length)
+        return chain if leaf.tail is None else itertools.chain(chain, (leaf.tail,))
 
     def record(
-        self, tenant: str, session: str | None, hashes: Sequence[int], request: str, now: float, *, running: bool
+        self,
+        tenant: str,
+        session: str | None,
+        hashes: Sequence[int],
+        request: str,
+        now: float,
+        *,
+        running: bool,
+        tail: int | None = None,
     ) -> None:
         """A request with this chain came."""
         base = parent_request(request)
@@ -90,6 +101,8 @@ class Leaves:
         if leaf is None:
             leaf = self._extended(tenant, session, hashes, known) or self._add(tenant, session)
             self._lengthen(leaf, hashes)
+        if tail is not None:
+            self._end_with(leaf, hashes, tail)
         self._touch(leaf, now)
         if running:
             leaf.running.add(request)
@@ -163,6 +176,7 @@ class Leaves:
 
     def _lengthen(self, leaf: Leaf, hashes: Sequence[int]) -> None:
         self._unplace(leaf)
+        self._cut_tail(leaf)
         nodes, node, tenant = self._nodes, leaf.tip, leaf.tenant
         for chunk_hash in hashes[leaf.length :]:
             entered, same = nodes.enter(chunk_hash, node, tenant)
@@ -175,6 +189,22 @@ class Leaves:
         leaf.tip = node
         if leaf.session is None:
             self._anonymous.setdefault((leaf.tenant, leaf.tip), []).append(leaf)
+
+    def _end_with(self, leaf: Leaf, hashes: Sequence[int], tail: int) -> None:
+        """A request with this chain, which the leaf covers, has this tail; the leaf keeps that of its last turn."""
+        if len(hashes) < leaf.length:
+            known = self._nodes.find(hashes[-1])
+            if known is not None:  # only to remember whose it was
+                self._nodes.leave(self._nodes.enter_tail(tail, known, leaf.tenant))
+            return
+        entered = self._nodes.enter_tail(tail, leaf.tip, leaf.tenant)
+        self._cut_tail(leaf)
+        leaf.tail = entered
+
+    def _cut_tail(self, leaf: Leaf) -> None:
+        if leaf.tail is not None:
+            self._nodes.leave(leaf.tail)
+            leaf.tail = None
 
     def _unplace(self, leaf: Leaf) -> None:
         if leaf.session is not None or leaf.length == 0:

@@ -55,6 +55,7 @@ class Nodes:
         self._dead: dict[int, None] = {}
         self._free: list[int] = []
         self._odd: set[int] = set()
+        self._tails: set[int] = set()
         self.anomalies = 0
 
     def __len__(self) -> int:
@@ -84,6 +85,16 @@ class Nodes:
     def is_odd(self, node: int) -> bool:
         """True if this hash was seen behind two different prefixes: not to be trusted, so never evicted unforced."""
         return node in self._odd
+
+    def is_tail(self, node: int) -> bool:
+        """True if this is what was left behind the last whole chunk of a prompt."""
+        return node in self._tails
+
+    def enter_tail(self, chunk_hash: int, parent: int, tenant: str) -> int:
+        """Let one more conversation have this behind its last whole chunk; the node."""
+        node, _ = self.enter(chunk_hash, parent, tenant)
+        self._tails.add(node)
+        return node
 
     def used_by(self, node: int, tenant: str) -> bool:
         """Whether a chain of this tenant ever went through the node."""
@@ -145,5 +156,6 @@ class Nodes:
 
     def _forget(self, node: int) -> None:
         del self._dead[node]
+        self._tails.discard(node)
         del self._index[self._hash[node]]
         self._free.append(node)

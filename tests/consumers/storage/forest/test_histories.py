@@ -25,7 +25,13 @@ class Talk:
         self.chain = chain
         self.requests = {request}
         self.used = now
+        self.tail: int | None = None
         self.taken = False  # another nameless chain extended this one: the forest takes that for its next turn
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """Its whole chunks and its tail."""
+        return self.chain if self.tail is None else (*self.chain, self.tail)
 
     def alive(self, now: float) -> bool:
         return bool(self.requests) or now - self.used < IDLE_S
@@ -41,6 +47,7 @@ class Histories(RuleBasedStateMachine):
         self.talks: list[Talk] = []
         self.numbers = 0
         self.children: dict[tuple[int, ...], int] = {}
+        self.tails: dict[tuple[int, ...], int] = {}
 
     def fresh(self) -> int:
         self.numbers += 1
@@ -52,25 +59,33 @@ class Histories(RuleBasedStateMachine):
             chain = (*chain, self.children.setdefault((*chain[-1:], content), 10_000 + len(self.children)))
         return chain
 
+    def tail_of(self, chain: tuple[int, ...], content: int | None) -> int | None:
+        """What is left behind the last whole chunk: equal where chain and content are."""
+        return None if content is None else self.tails.setdefault((*chain[-1:], content), 50_000 + len(self.tails))
+
+    left = st.sampled_from([None, None, 0, 1])
     content = st.lists(st.integers(0, 1), min_size=1, max_size=3)
 
-    @rule(session=st.sampled_from([None, None, None, "s1", "s2"]), by=content, ends=st.booleans())
-    def begin(self, session: str | None, by: list[int], ends: bool) -> None:
+    @rule(session=st.sampled_from([None, None, None, "s1", "s2"]), by=content, ends=st.booleans(), left=left)
+    def begin(self, session: str | None, by: list[int], ends: bool, left: int | None) -> None:
         """A new request, whose chain may share any prefix with others."""
         request = f"r{self.fresh()}"
         chain = self.grow((), by)
-        self.forest.record_lookup("default", session, chain, request)
+        tail = self.tail_of(chain, left)
+        self.forest.record_lookup("default", session, chain, request, tail=tail)
         if session is None:
             self.take_one(chain)
         talk = Talk("default", session, chain, request, self.now)
+        talk.tail = tail
+        self.outdate(talk)
         self.talks.append(talk)
         if ends:
             self.forest.finished(talk.requests)
             talk.requests = set()
 
     @precondition(lambda self: self.talks)
-    @rule(data=st.data(), by=content)
-    def proceed(self, data: st.DataObject, by: list[int]) -> None:
+    @rule(data=st.data(), by=content, left=left)
+    def proceed(self, data: st.DataObject, by: list[int], left: int | None) -> None:
         """A next turn of a session, or of a conversation of which there is no doubt whose it is."""
         talk = data.draw(st.sampled_from(self.talks))
         if not talk.alive(self.now) or (talk.session is None and talk.requests):
@@ -79,9 +94,20 @@ class Histories(RuleBasedStateMachine):
         chain = self.grow(talk.chain, by)
         if talk.session is None and self.shadowed(talk, chain):
             return
-        self.forest.record_lookup("default", talk.session, chain, request)
-        talk.chain, talk.used, talk.taken = chain, self.now, False
+        tail = self.tail_of(chain, left)
+        self.forest.record_lookup("default", talk.session, chain, request, tail=tail)
+        talk.chain, talk.used, talk.taken, talk.tail = chain, self.now, False, tail
+        self.outdate(talk)
         talk.requests.add(request)
+
+    def outdate(self, newer: Talk) -> None:
+        """A turn with the whole chain of another of its session is a later turn of it: that one's tail is over."""
+        for talk in self.talks:
+            same = newer.session is not None and talk.session == newer.session and talk is not newer
+            if same and newer.chain[: len(talk.chain)] == talk.chain:
+                talk.tail = None
+            elif same and newer.tail is not None and talk.chain[: len(newer.chain)] == newer.chain:
+                newer.tail = None
 
     def take_one(self, chain: tuple[int, ...]) -> None:
         """The longest ended nameless conversation that this chain extends is what the forest replaces."""
@@ -95,7 +121,8 @@ class Histories(RuleBasedStateMachine):
             and chain[: len(talk.chain)] == talk.chain
         ]
         if extended:
-            max(extended, key=lambda talk: len(talk.chain)).taken = True
+            taken = max(extended, key=lambda talk: len(talk.chain))
+            taken.taken, taken.tail = True, None
 
     def shadowed(self, talk: Talk, chain: tuple[int, ...]) -> bool:
         """True if the new turn extends another conversation without a session as well."""
@@ -138,27 +165,27 @@ class Histories(RuleBasedStateMachine):
     def evict_all_of_it(self, data: st.DataObject) -> None:
         """An agent evicts its whole conversation."""
         talk = data.draw(st.sampled_from(self.talks))
-        self.judge(talk.chain, talk.session, talk)
+        self.judge(talk.needs, talk.session, talk)
 
     @precondition(lambda self: self.talks)
     @rule(data=st.data())
     def evict_own(self, data: st.DataObject) -> None:
         """An agent evicts part or all of its conversation, named or not."""
         talk = data.draw(st.sampled_from(self.talks))
-        wanted = tuple(data.draw(st.lists(st.sampled_from(talk.chain), unique=True))) or talk.chain
+        wanted = tuple(data.draw(st.lists(st.sampled_from(talk.needs), unique=True))) or talk.needs
         self.judge(wanted, talk.session, talk)
 
     @rule(data=st.data(), session=st.sampled_from([None, "s1", "s9"]))
     def evict_anything(self, data: st.DataObject, session: str | None) -> None:
         """Somebody evicts whatever comes to mind; named conversations of others must be safe all the same."""
-        everything = sorted({chunk for talk in self.talks for chunk in talk.chain}) or [1]
+        everything = sorted({chunk for talk in self.talks for chunk in talk.needs}) or [1]
         wanted = tuple(data.draw(st.lists(st.sampled_from(everything), unique=True)))
         gone = set(wanted) - self.forest.shared("default", session, wanted)
         for talk in self.talks:
             if talk.session is not None and talk.session != session:
-                assert not gone & set(talk.chain), f"{session} evicted from {talk.session}"
+                assert not gone & set(talk.needs), f"{session} evicted from {talk.session}"
             if talk.session is None and (session is not None or talk.requests):
-                assert not gone & set(talk.chain), f"{session} evicted from a conversation without a session"
+                assert not gone & set(talk.needs), f"{session} evicted from a conversation without a session"
 
     def judge(self, wanted: tuple[int, ...], session: str | None, who: Talk) -> None:
         gone = set(wanted) - self.forest.shared("default", session, wanted)
@@ -167,7 +194,7 @@ class Histories(RuleBasedStateMachine):
                 continue
             if talk.taken:
                 continue
-            assert not gone & set(talk.chain), f"{who.chain} took {gone} from {talk.chain}"
+            assert not gone & set(talk.needs), f"{who.needs} took {gone} from {talk.needs}"
 
     @invariant()
     def counts_are_those_of_the_leaves(self) -> None:
