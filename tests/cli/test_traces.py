@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from semkv.bus.trace_file import OtlpJsonFileExporter
 from semkv.cli.app import app
-from semkv.cli.traces.store import TraceFileError, by_trace, read_spans
+from semkv.cli.traces.store import QUEUE, Span, TraceFileError, by_trace, read_spans
 from semkv.cli.traces.tree import print_trace
 
 
@@ -74,3 +74,21 @@ def test_the_command_selects_by_prefix_and_says_what_is_wrong(file, tmp_path):
     assert {json.loads(line)["trace_id"] for line in shown.stdout.splitlines()} == {trace_id}
     assert CliRunner().invoke(app, ["trace", str(file), "zz"]).exit_code == 2
     assert CliRunner().invoke(app, ["trace", str(tmp_path / "absent.json")]).exit_code == 2
+
+
+def test_waiting_is_drawn_otherwise_and_an_error_is_said():
+    def span(name, start, end, parent="", **more):
+        return Span("ab" * 16, name, parent, name, "rank", start, end, **more)
+
+    outcome = {"kv.chunks.loaded": 3, "kv.outcome": "partial"}
+    spans = [
+        span("process", 0, 10_000_000, attributes=outcome),
+        span(QUEUE, 0, 5_000_000, "process", attributes=outcome),
+        span("kv.tier.load disk→cpu", 5_000_000, 9_000_000, "process", error="the disk is gone"),
+    ]
+    console = Console(width=160, record=True, force_terminal=False)
+    print_trace(console, spans)
+    process, queue, load = console.export_text().splitlines()[2:5]
+    assert "█" in process and "3 loaded, partial" in process
+    assert "░" in queue and "█" not in queue and "loaded" not in queue, "what came of it stands beside the work"
+    assert "error: the disk is gone" in load
