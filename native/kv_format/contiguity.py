@@ -74,8 +74,6 @@ def engine_padded_axes(tensor: torch.Tensor) -> int:
 def _physical(tensor: torch.Tensor, padded_axes: int) -> torch.Tensor:
     if tensor.dim() == 0:
         raise LayoutError("a 0-dimensional tensor is no KV cache")
-    if tensor.numel() == 0:
-        return tensor  # strides say nothing about memory that is not there
     view = tensor.permute(_order(tensor))
     _check_gaps(view, padded_axes)
     return view

@@ -31,6 +31,8 @@ def strided(shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) ->
         (strided((1, 3, 8), (40, 8, 1)), (1, 3, 8)),  # one padded block
         (strided((1, 3, 8), (1, 8, 1)), (1, 3, 8)),  # one block, whose stride nothing uses
         (torch.zeros(2, 0, 3, 2, 4), (2, 0, 3, 2, 4)),
+        (torch.zeros(2, 0, 2, 3, 4).transpose(2, 3), (2, 0, 2, 3, 4)),  # no blocks: their order shows all the same
+        (torch.zeros(0, 2, 3, 2, 4).transpose(0, 1), (0, 2, 3, 2, 4)),
     ],
 )
 def test_physical_order(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
