@@ -6,22 +6,25 @@ ports was asked; the scheduler's process forwards the body to every rank's port 
 merges. A rank that keeps no cache of its own (`ranks.passive`) says so when it is forwarded to, and is not counted. A
 process with nothing to act on answers 503. Install with `install(app, ranks, tenant=…, forward_to=…)`.
 
-Threads: handlers run on the API server's loop, operations in worker threads, so that the loop never waits for a disk.
+Threads: handlers run on the API server's loop, operations and questions to other ranks in daemon threads, so that
+neither the loop nor the process's end ever waits for a disk or a peer.
 Errors: 400 names the field; a rank that is dead or hangs is named in 207, or 504 where none answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from semkv.bus.status import ChunkStatus, Order, Tier
+from semkv.consumers.rank.pool import DaemonPool
 from semkv.consumers.storage.ops import Control, OpResult, StorageOps
 from semkv.engine_hooks.direct.merge import PASSIVE, BadRequestError, Request, merged, read_body
 
@@ -34,6 +37,10 @@ PREFETCHES = 256
 """Prefetches under way at once in a process; beyond, 503."""
 _GONE = (ChunkStatus.REMOVED, ChunkStatus.ABSENT)
 _running: set[asyncio.Future[Any]] = set()
+_operations = DaemonPool(8, "semkv-direct")
+_questions = DaemonPool(256, "semkv-forward")
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -69,15 +76,43 @@ def _evict(ops: StorageOps, request: Request, tenant: str) -> OpResult:
     )
 
 
+def _in(pool: DaemonPool, work: Callable[[], T]) -> asyncio.Future[T]:
+    """What `work` returns or raises on one of the pool's threads."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return  # nobody waits for it any more
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # without an error it is work's own
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    pool.submit(call)
+    return done
+
+
 async def act(op: str, request: Request, ranks: Mapping[int, StorageOps], tenant: str) -> dict[str, dict[str, Any]]:
     """Run on this process's own ranks: a prefetch is started, an evict is waited for."""
     if op == "prefetch":
         for ops in ranks.values():
-            started = asyncio.ensure_future(asyncio.to_thread(_prefetch, ops, request, tenant))
+            started = _in(_operations, functools.partial(_prefetch, ops, request, tenant))
             _running.add(started)
             started.add_done_callback(_running.discard)
         return {str(worker): {"started": True} for worker in ranks}
-    results = await asyncio.gather(*(asyncio.to_thread(_evict, ops, request, tenant) for ops in ranks.values()))
+    results = await asyncio.gather(
+        *(_in(_operations, functools.partial(_evict, ops, request, tenant)) for ops in ranks.values())
+    )
     return {
         str(worker): {
             "state": str(result.state),
@@ -102,7 +137,7 @@ async def forward(op: str, body: bytes, urls: Mapping[int, str], seconds: float)
     async def ask(worker: int, url: str) -> tuple[str, dict[str, Any]]:
         try:
             answer = await asyncio.wait_for(
-                asyncio.to_thread(functools.partial(_post, f"{url}/memory/{op}", body, seconds)), seconds + 1.0
+                _in(_questions, functools.partial(_post, f"{url}/memory/{op}", body, seconds)), seconds + 1.0
             )
             return str(worker), dict(answer["ranks"][str(worker)])
         except Exception as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -182,6 +184,47 @@ def test_passive_ranks_are_shown_and_not_counted(rig: Rig, serve: Any) -> None:
     assert passive.post("/memory/evict", {"chunk_hashes": chunk_hashes})[0] == 503
     acting.stop()
     assert scheduler.post("/memory/evict", {"chunk_hashes": chunk_hashes})[0] == 504
+
+
+_HANGS = """
+import asyncio, threading
+from semkv.engine_hooks.direct import routes
+from semkv.engine_hooks.direct.merge import Request
+
+class Hangs:
+    def prefetch(self, *_, **__):
+        threading.Event().wait()
+    evict = prefetch
+
+async def main():
+    request = Request((1,), "x", None, None, False)
+    print(await routes.act("prefetch", request, {0: Hangs()}, "default"))
+    try:
+        await asyncio.wait_for(routes.act("evict", request, {0: Hangs()}, "default"), 0.1)
+    except asyncio.TimeoutError:
+        print("waited long enough")
+
+asyncio.run(main())
+"""
+
+
+def test_an_operation_that_never_returns_does_not_hold_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines() == ["{'0': {'started': True}}", "waited long enough"]
+
+
+def test_every_rank_is_asked_at_once(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = 40
+    together = threading.Barrier(many, timeout=60)
+
+    def post(url: str, body: bytes, seconds: float) -> Any:
+        together.wait()  # returns only if all are asked side by side
+        return {"ranks": {url.partition("://")[2].partition("/")[0]: {"started": True}}}
+
+    monkeypatch.setattr(routes, "_post", post)
+    scheduler = serve({}, forward_to={number: f"rank://{number}" for number in range(many)}, forward_s=60.0)
+    status, body = scheduler.post("/memory/prefetch", {"chunk_hashes": ["1"], "lookup_id": "x"})
+    assert (status, len(body["ranks"])) == (200, many)
 
 
 def test_prefetches_are_bounded(rig: Rig, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
