@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -82,10 +83,16 @@ for panel, commands in PANELS.items():
         )(command)
 
 
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point of the `semkv` script."""
     # A command says in one line what went wrong; the libraries' own warnings would say it again.
     logging.getLogger("semkv").setLevel(logging.ERROR)
+    # What goes on until Ctrl-C also ends in order when a supervisor ends it.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except KeyboardInterrupt:

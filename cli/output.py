@@ -35,6 +35,21 @@ wanted = _Wanted()
 """Whether this process was asked for JSON: the command line sets it before a command is parsed."""
 
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def filled(used: int, room: int) -> str:
+    """How full something is, in the unit of the larger number: `20 of 48 KiB`; without a bound only what is used."""
+    # Four digits rather than a larger unit: 100 MiB of 4096 are not 0.1 of 4 GiB.
+    unit = min(max(max(used, room).bit_length() - 4, 0) // 10, len(_UNITS) - 1)
+
+    def told(size: int) -> str:
+        value = size / 1024**unit
+        return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+    return f"{told(used)} of {told(room)} {_UNITS[unit]}" if room else f"{told(used)} {_UNITS[unit]}"
+
+
 def print_json(value: Any) -> None:
     """One JSON value on one line of standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) + "\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from semkv.cli import bus_call
-from semkv.cli.output import UNREACHABLE, console, fail, print_json
+from semkv.cli.output import UNREACHABLE, console, fail, filled, print_json
 
 if TYPE_CHECKING:
     from semkv.bus import KV
@@ -39,8 +39,7 @@ def engines(
         table.add_column(heading)
     for info in live:
         tiers = ", ".join(
-            f"{tier.name} {tier.used_bytes / 2**20:.0f} of {tier.capacity_bytes / 2**20:.0f} MiB ({tier.chunks} chunks)"
-            for tier in info.tiers
+            f"{tier.name} {filled(tier.used_bytes, tier.capacity_bytes)} ({tier.chunks} chunks)" for tier in info.tiers
         )
         rank = f"{info.instance}.{info.rank} of {info.world_size}"
         table.add_row(rank, str(info.role), info.hash_domain.model, info.domain, tiers, str(info.inflight))

@@ -13,7 +13,7 @@ import typer
 
 from semkv.bus import subjects
 from semkv.cli import bus_call
-from semkv.cli.output import BAD_INPUT, errors, fail, print_json
+from semkv.cli.output import BAD_INPUT, INTERRUPTED, errors, fail, print_json
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -66,8 +66,11 @@ def record(
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(full.wait(), seconds)
 
+    interrupted = False
     try:
         bus_call.on_bus(nats_url, tenant, work)
+    except KeyboardInterrupt:
+        interrupted = True
     finally:
         out.close()
         kept = file.stat().st_size > 0
@@ -78,3 +81,5 @@ def record(
     else:
         told = f"{written} messages in {file}" if kept else "nothing passed, and no engine is live: no file was kept"
         errors.print(told, markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from semkv.bus.errors import BusError
 from semkv.cli import bus_call
-from semkv.cli.output import BAD_INPUT, PARTIAL, UNREACHABLE, console, fail, print_json
+from semkv.cli.output import BAD_INPUT, PARTIAL, UNREACHABLE, console, errors, fail, print_json
 from semkv.cli.replay.latency import LatencyModel
 
 if TYPE_CHECKING:
@@ -53,11 +53,33 @@ def replay(
         fail(str(error), BAD_INPUT)
     if not recording:
         fail(f"{file} has no message in it", BAD_INPUT)
+    if not live and (unknown := _never_stored(recording)):
+        text = f"{unknown} of the chunks asked for were stored before the recording began: the model has them nowhere"
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
     model = LatencyModel(fixed_ms, chunk_ms, int(chunk_mib * 2**20), ddr_chunks)
     report = _live(live, recording, speed, patience) if live else _modelled(recording, model, speed, patience)
     _print(report, as_json)
     if report.unanswered:
         raise typer.Exit(PARTIAL)
+
+
+def _never_stored(recording: list[Recorded]) -> int:
+    """Chunks of prefetches that no recorded request stored: they will be missing, and that says nothing."""
+    from semkv.bus import codec
+    from semkv.bus.messages import Finished, Prefetch
+
+    stored: set[int] = set()
+    asked: set[int] = set()
+    for item in recording:
+        try:
+            message = item.message()
+        except codec.DecodeError:
+            continue
+        if isinstance(message, Finished):
+            stored.update(message.chunk_hashes)
+        elif isinstance(message, Prefetch):
+            asked.update(message.chunk_hashes)
+    return len(asked - stored)
 
 
 def _live(url: str, recording: list[Recorded], speed: float, patience: float) -> Report:

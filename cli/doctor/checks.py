@@ -32,6 +32,7 @@ from semkv.bus.messages import EngineInfo
 from semkv.bus.settings import BusSettings
 from semkv.bus.status import Role
 from semkv.bus.streams import AGENT, ENGINE, stream_configs, stream_info
+from semkv.cli.output import filled
 from semkv.engine_hooks import settings
 
 ANSWER_S = 5.0
@@ -302,7 +303,7 @@ def _tiers(info: EngineInfo) -> list[Finding]:
     found = []
     for tier in info.tiers:
         full = tier.capacity_bytes > 0 and tier.used_bytes >= FULL * tier.capacity_bytes
-        text = f"{where}: {tier.name} {tier.used_bytes / 2**20:.0f} of {tier.capacity_bytes / 2**20:.0f} MiB"
+        text = f"{where}: {tier.name} {filled(tier.used_bytes, tier.capacity_bytes)}"
         fix = (
             "normal for a cache; raise max_local_disk_size if sessions are lost" if full and tier.name == "disk" else ""
         )

@@ -64,16 +64,16 @@ class Seen:
 
 def picture(seen: Seen, live: list[EngineInfo], tenant: str) -> Group:
     """One screen."""
-    tiers = Table("rank", "tier", "", "MiB", "chunks", "in flight", box=None, pad_edge=False)
+    tiers = Table("rank", "tier", "", "filled", "chunks", "in flight", box=None, pad_edge=False)
     for info in live:
         for place, tier in enumerate(info.tiers):
             share = min(tier.used_bytes / tier.capacity_bytes, 1.0) if tier.capacity_bytes else 0.0
-            filled = round(share * _BAR)
+            wide = round(share * _BAR)
             tiers.add_row(
                 f"{info.instance}.{info.rank}" if not place else "",
                 tier.name,
-                Text("█" * filled, "green") + Text("░" * (_BAR - filled), "dim"),
-                f"{tier.used_bytes / 2**20:.0f} / {tier.capacity_bytes / 2**20:.0f}",
+                Text("█" * wide, "green") + Text("░" * (_BAR - wide), "dim"),
+                filled(tier.used_bytes, tier.capacity_bytes),
                 str(tier.chunks),
                 str(info.inflight) if not place else "",
             )

@@ -129,7 +129,7 @@ def test_a_rank_without_an_ssd_tier_and_a_full_one(nats_server: EmbeddedServer, 
     fixes = {text: (level, fix) for level, text, fix in tiers}
     level, fix = fixes["e0.0: no SSD tier, so there is nothing to prefetch from"]
     assert level == "warn" and fix.startswith("set local_disk")
-    assert fixes["e1.0: disk 0 of 0 MiB"][1].startswith("normal for a cache")
+    assert fixes["e1.0: disk 100 of 100 B"][1].startswith("normal for a cache")
 
 
 def test_a_rank_that_announces_itself_and_does_not_answer(

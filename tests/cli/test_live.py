@@ -73,7 +73,7 @@ async def test_tops_picture_has_all_of_it() -> None:
     told = console.export_text()
     assert "1 requests finished" in told and "50% of their tokens" in told
     assert "5 useful, 4 redundant, 3 late, 2 wasted" in told
-    assert f"{info.instance}.{info.rank}" in told and "1 / 1024" in told
+    assert f"{info.instance}.{info.rank}" in told and "1 of 1024 MiB" in told
     assert f"{result.op} {result.command_id[-8:]}" in told and str(result.state) in told
     assert seen.unreadable == 1
 

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import time
 
@@ -67,6 +68,23 @@ def test_what_passed_is_recorded_and_read_back(bus, tmp_path):
     )
 
 
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_recorded_until_an_interrupt_is_told_and_kept(bus, tmp_path, end):
+    file = tmp_path / "day.jsonl"
+    command = [*MAIN, "record", str(file), "--nats-url", bus.url, "--json"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "recording tenant default" in process.stderr.readline()
+        process.send_signal(end)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert json.loads(out) == {"file": str(file), "messages": 0} and err == ""
+    assert process.returncode == 130
+    assert [item.message().type for item in read(file)] == ["engine"]
+
+
 def test_a_recording_overwrites_nothing(semkv, tmp_path):
     (tmp_path / "old.jsonl").write_text("mine")
     assert "overwrites nothing" in semkv("record", "old.jsonl", "--nats-url", "nats://127.0.0.1:1", code=2).stderr
@@ -108,8 +126,15 @@ def test_replayed_ranks_know_what_the_recorded_requests_stored(semkv, recording)
 
 
 def test_the_table_is_for_people(semkv, recording):
-    told = semkv("replay", recording, "--speed", 0).stdout
-    assert "2 commands" in told and "engine-0.1" in told
+    done = semkv("replay", recording, "--speed", 0)
+    assert "2 commands" in done.stdout and "engine-0.1" in done.stdout and done.stderr == ""
+
+
+def test_what_was_stored_before_a_recording_began_is_named(semkv, recording):
+    lines = recording.read_text().splitlines()
+    late = recording.with_name("late.jsonl")
+    late.write_text("\n".join([lines[0], lines[3], *lines[4:]]) + "\n")
+    assert "3 of the chunks asked for were stored before" in semkv("replay", late, "--speed", 0).stderr
 
 
 def test_commands_are_played_on_a_real_rank_when_asked(semkv, bus, tmp_path):
