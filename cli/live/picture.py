@@ -12,6 +12,7 @@ from rich.text import Text
 
 from semkv.bus import codec
 from semkv.bus.messages import EngineInfo, Finished, Outcome, Result
+from semkv.cli.output import filled
 
 _BAR = 20
 _KEPT = 8
