@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Hashable, Sequence
 
@@ -119,7 +120,8 @@ def object_tag(kv_caches: DiscoverableKVCache, engine_kv_format: EngineKVFormat,
     for layer in range(spec.num_layers()):
         planes = "+".join(str(p.row_bytes) for p in spec.planes(layer, 1 if _fused(engine_kv_format) else None))
         layers.append(f"{planes}.{str(spec.dtype(layer)).removeprefix('torch.')}")
-    shape = "_".join(dict.fromkeys(layers))
+    runs = [(text, len(list(same))) for text, same in itertools.groupby(layers)]
+    shape = runs[0][0] if len(runs) == 1 else "_".join(f"{count}x{text}" for text, count in runs)
     if token_rows:
         if core().is_opaque(engine_kv_format):
             raise LayoutError(f"{engine_kv_format.name}: an opaque page has no token rows")

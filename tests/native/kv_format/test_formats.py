@@ -16,7 +16,7 @@ from semkv.native import _core, layout
 from semkv.native.kv_format.registry import all_detectors, all_specs
 from semkv.native.kv_format.spec import KVFormatSpec, parse_name
 from semkv.native.layout import EngineKVFormat, EngineType, LayoutError, get_spec, get_spec_class
-from tests.native.kv_format.shapes import BS, NB, canonical
+from tests.native.kv_format.shapes import BS, NB, canonical, tensors
 
 F = EngineKVFormat
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))["formats"]
@@ -235,6 +235,32 @@ def test_objects_of_different_layout_have_different_names() -> None:
     splits = [[[torch.zeros(2, 2, 1, a), torch.zeros(2, 2, 1, b)]] for a, b in ((512, 64), (448, 128))]
     names = {tag(split, F.NL_X_NP_X_NB_BS_ONE_HS, token_rows=True) for split in splits}
     assert len(names) == 2
+
+
+def test_names_of_objects_differ_where_their_bytes_do() -> None:
+    def names(fmt: EngineKVFormat, layers: list[torch.Tensor]) -> list[str]:
+        cache: Any = layers
+        return [layout.object_tag(cache, fmt, token_rows=rows) for rows in (True, False)]
+
+    two, latent = F.NL_X_TWO_NB_BS_NH_HS, F.NL_X_NB_BS_HS
+    half, brain = torch.float16, torch.bfloat16
+    rows, blocks = names(two, tensors(2, 2, 7, 4, 2, 8, dtype=half))
+    for fmt, other in (
+        (two, tensors(2, 2, 7, 4, 2, 8, dtype=brain)),
+        (two, tensors(3, 2, 7, 4, 2, 8, dtype=half)),
+        (two, tensors(2, 2, 7, 4, 3, 8, dtype=half)),
+        (latent, tensors(2, 7, 4, 16, dtype=half)),  # a row of the same width, and no second one
+    ):
+        assert rows != names(fmt, other)[0]
+        assert blocks != names(fmt, other)[1]
+    # Rows do not know the blocks that they came from; blocks do. Neither knows how many there are.
+    assert names(two, tensors(2, 2, 7, 8, 2, 8, dtype=half))[0] == rows
+    assert names(two, tensors(2, 2, 7, 8, 2, 8, dtype=half))[1] != blocks
+    assert names(two, tensors(2, 2, 9, 4, 2, 8, dtype=half)) == [rows, blocks]
+    # Layers of several widths, as many of each or not, in another order.
+    narrow, wide = torch.zeros(7, 4, 8), torch.zeros(7, 4, 16)
+    mixed = [[narrow, narrow, wide], [narrow, wide, wide], [narrow, wide, narrow], [wide, narrow, narrow]]
+    assert len({name for layers in mixed for name in names(latent, layers)}) == 2 * len(mixed)
 
 
 class Stood(KVFormatSpec):
