@@ -90,6 +90,6 @@ def run_program(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
     )
