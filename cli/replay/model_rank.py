@@ -15,12 +15,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from semkv.bus.status import ChunkStatus, Order, State, Tier
-from semkv.bus.steps import Step
 from semkv.cli.replay.latency import LatencyModel
 from semkv.consumers.storage.in_memory import InMemoryChunks
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
 
-_GOOD = {ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE}
 _SLICE_S = 0.005
 
 
@@ -73,12 +71,7 @@ class ModelStorage(InMemoryChunks):
             if order is Order.PREFIX and found and found[-1] in {ChunkStatus.MISSING, ChunkStatus.UNREACHABLE}:
                 status = ChunkStatus.UNREACHABLE
             found.append(status)
-        found += [ChunkStatus.NOT_TRIED] * (len(hashes) - len(found))
-        good = sum(status in _GOOD for status in found)
-        usable = next((place for place, status in enumerate(found) if status not in _GOOD), len(found))
-        state = stopped or (State.SUCCEEDED if good == len(found) else State.PARTIAL)
-        step = Step("kv.tier.load disk→cpu", began, time.time_ns(), {"kv.bytes": moved})
-        return OpResult(state, None, tuple(found), {"cpu": moved}, usable, (step,) if moved else ())
+        return self.prefetched(found, len(hashes), stopped, moved, began)
 
     def evict(
         self,

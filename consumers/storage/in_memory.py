@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evict, locate, retain and release over sets of hashes: what storage that has no engine behind it has in common.
+"""Operations over sets of hashes: what storage that has no engine behind it has in common.
 
 It knows no conversations: nothing is ever `shared` but what is retained, and nothing is in use.
 Threads: any; every function takes `lock`. Errors: none.
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from semkv.bus.status import ChunkStatus, State, Tier
 from semkv.bus.steps import Step
 from semkv.consumers.storage.ops import OpResult
+from semkv.consumers.storage.verdict import end_state, leading, step_name
 
 
 class InMemoryChunks:
@@ -27,6 +28,18 @@ class InMemoryChunks:
 
     def left_ddr(self, chunk: int) -> None:
         """A chunk has left DDR by an evict. Called with `lock` held."""
+
+    @staticmethod
+    def prefetched(
+        found: Sequence[ChunkStatus], wanted: int, stopped: State | None, moved: int, began_ns: int
+    ) -> OpResult:
+        """What a prefetch of `wanted` chunks says that got so far and moved so many bytes."""
+        statuses = (*found, *(ChunkStatus.NOT_TRIED,) * (wanted - len(found)))
+        step = Step(step_name(Tier.DISK), began_ns, time.time_ns(), {"kv.bytes": moved})
+        steps = (step,) if moved else ()
+        return OpResult(
+            stopped or end_state(statuses), None, statuses, {str(Tier.CPU): moved}, leading(statuses), steps
+        )
 
     def remove(
         self, hashes: tuple[int, ...], tiers: tuple[Tier, ...] | None, *, force: bool, dry_run: bool

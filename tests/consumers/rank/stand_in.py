@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from semkv.bus.status import ChunkStatus, Order, State, Tier
-from semkv.bus.steps import Step
+from semkv.bus.status import ChunkStatus, Order, Tier
 from semkv.consumers.storage.in_memory import InMemoryChunks
 from semkv.consumers.storage.ops import Control, OpResult, TierInfo
 
@@ -80,15 +79,8 @@ class StandInStorage(InMemoryChunks):
                     else:
                         status.append(ChunkStatus.MISSING)
             stopped = control.stopped() if len(status) < len(hashes) else None
-            done = len(status)
-            status += [ChunkStatus.NOT_TRIED] * (len(hashes) - done)
-            good = sum(s in (ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE) for s in status)
-            state = stopped or (State.SUCCEEDED if good == len(hashes) else State.PARTIAL)
-            loaded = status.count(ChunkStatus.LOADED)
-            prefix = next((i for i, s in enumerate(status) if s not in ("loaded", "already_there")), len(status))
-            step = Step("kv.tier.load disk→cpu", started, time.time_ns(), {"kv.bytes": loaded * CHUNK_BYTES})
-            moved = {"cpu": loaded * CHUNK_BYTES}
-            return OpResult(state, None, tuple(status), moved, prefix, (step,) if loaded else ())
+            moved = status.count(ChunkStatus.LOADED) * CHUNK_BYTES
+            return self.prefetched(status, len(hashes), stopped, moved, started)
 
     def evict(
         self,

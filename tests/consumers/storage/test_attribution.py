@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from semkv.consumers.storage import Control, LMCacheStorage, attribution, files
+from semkv.consumers.storage import Control, LMCacheStorage, attribution
 from semkv.consumers.storage.attribution import Attribution, Outcome
 from semkv.consumers.storage.prefetch import Loaded
 from tests.consumers.storage.nobody import Nobody
+from tests.consumers.storage.reads import around_reads
 from tests.support.lmcache_engine import Rig
 
 
@@ -33,6 +32,17 @@ class Scene:
 
     def prefetch(self, command: str = "c1") -> None:
         self.storage.prefetch(self.hashes, control=Control(command_id=command))
+
+    def asks_during_the_first_read(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let a request name the chunks while the first of them is on its way."""
+        asked: list[str] = []
+
+        def ask(path: str) -> None:
+            if not asked:
+                asked.append(path)
+                self.attribution.looked_up(name, self.hashes)
+
+        around_reads(monkeypatch, ask)
 
     def request(self, name: str, skip: int = 0) -> None:
         self.attribution.looked_up(name, self.hashes)
@@ -93,16 +103,7 @@ def test_the_same_chunk_loaded_by_somebody_else_is_not_the_commands(scene: Scene
 
 
 def test_a_request_that_comes_before_the_load_makes_it_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = files.read_full
-    asked: list[str] = []
-
-    def during(*args: Any, **kwargs: Any) -> int:
-        if not asked:
-            asked.append("r1")
-            scene.attribution.looked_up("r1", scene.hashes)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(files, "read_full", during)
+    scene.asks_during_the_first_read("r1", monkeypatch)
     scene.prefetch()
     scene.rig.lookup(scene.tokens, request="r1")
     scene.rig.retrieve("r1", scene.tokens)
@@ -115,16 +116,7 @@ def test_what_was_not_there_when_a_request_looked_is_not_redundant(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request looked before the load and computed the tokens itself: nobody has used the chunks so far."""
-    real = files.read_full
-    asked: list[str] = []
-
-    def during(*args: Any, **kwargs: Any) -> int:
-        if not asked:
-            asked.append("r1")
-            scene.attribution.looked_up("r1", scene.hashes)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(files, "read_full", during)
+    scene.asks_during_the_first_read("r1", monkeypatch)
     scene.prefetch()
     scene.attribution.finished(["r1"])
     scene.attribution.sweep()
@@ -171,16 +163,7 @@ def test_what_was_in_ddr_already_is_not_late(scene: Scene, monkeypatch: pytest.M
     """Two of four chunks are hot before the prefetch begins: a request that comes meanwhile lacks the others only."""
     scene.rig.retrieve(scene.rig.lookup(scene.tokens[: len(scene.tokens) // 2]), scene.tokens[: len(scene.tokens) // 2])
     scene.rig.wait_for(lambda: len(scene.rig.cpu.hot_cache) == 2, "the first two chunks")
-    real = files.read_full
-    asked: list[str] = []
-
-    def during(*args: Any, **kwargs: Any) -> int:
-        if not asked:
-            asked.append("r1")
-            scene.attribution.looked_up("r1", scene.hashes)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(files, "read_full", during)
+    scene.asks_during_the_first_read("r1", monkeypatch)
     scene.prefetch()
     scene.request("r2")
     assert [counted(outcome) for outcome in scene.told] == [(2, 0, 2, 0)]

@@ -15,6 +15,7 @@ from semkv.consumers.storage.ops import Control
 from semkv.consumers.storage.readers import READERS
 from tests.consumers.storage.chunks import bytes_agree, on_disk
 from tests.consumers.storage.nobody import Nobody
+from tests.consumers.storage.reads import around_reads
 from tests.support.lmcache_engine import Rig, checksum
 from tests.support.page_cache import forget, pages_cached
 
@@ -171,13 +172,7 @@ def test_cancel_and_expiry_stop_between_chunks_and_say_how_far(
 ) -> None:
     hashes = on_disk(rig, 8)
     control = Control()
-    real = files.read_full
-
-    def read_then_cancel(*args: object, **kwargs: object) -> int:
-        control.cancel()
-        return real(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(files, "read_full", read_then_cancel)
+    around_reads(monkeypatch, lambda path: control.cancel())
     result = storage.prefetch(hashes, control=control)
     assert result.state is State.CANCELLED
     loaded = result.usable_prefix
@@ -194,14 +189,9 @@ def test_cancel_and_expiry_stop_between_chunks_and_say_how_far(
 
 def test_reads_hold_no_lock(rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = on_disk(rig, 2)
-    real = files.read_full
     held: list[bool] = []
-
-    def watching(*args: object, **kwargs: object) -> int:
-        held.extend(lock.locked() for lock in (rig.cpu.cpu_lock, rig.disk.disk_lock))
-        return real(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(files, "read_full", watching)
+    locks = (rig.cpu.cpu_lock, rig.disk.disk_lock)
+    around_reads(monkeypatch, lambda path: held.extend(lock.locked() for lock in locks))
     storage.prefetch(hashes)
     assert held == [False] * 4
 

@@ -15,6 +15,7 @@ from semkv.consumers.storage import files
 from semkv.consumers.storage.lmcache import LMCacheStorage
 from semkv.consumers.storage.ops import Control
 from tests.consumers.storage.chunks import on_disk
+from tests.consumers.storage.reads import around_reads
 from tests.support.lmcache_engine import PagedStandIn, Rig, checksum
 from tests.support.page_cache import ENDS_EARLY, Requests
 
@@ -22,22 +23,10 @@ LOADED, THERE, MISSING = ChunkStatus.LOADED, ChunkStatus.ALREADY_THERE, ChunkSta
 FAILED, NOT_TRIED = ChunkStatus.FAILED, ChunkStatus.NOT_TRIED
 
 
-def during_the_read_of(
-    rig: Rig, chunk: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], *, after: bool = False
-) -> None:
-    """Do `work` in the middle of a prefetch: before (or after) this chunk of the rig's prompt is read."""
+def during_the_read_of(rig: Rig, chunk: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+    """Do `work` in the middle of a prefetch: before this chunk of the rig's prompt is read."""
     path = rig.disk.dict[rig.keys(rig.tokens(chunk + 1))[chunk]].path
-    real = files.read_full
-
-    def read_full(asked: str, *args: object, **kwargs: object) -> int:
-        if asked == path and not after:
-            work()
-        done = real(asked, *args, **kwargs)  # type: ignore[arg-type]
-        if asked == path and after:
-            work()
-        return done
-
-    monkeypatch.setattr(files, "read_full", read_full)
+    around_reads(monkeypatch, lambda asked: work() if asked == path else None)
 
 
 def test_what_is_held_is_referenced_and_never_pinned(

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from semkv.bus.status import ChunkStatus, Order, State
-from semkv.consumers.storage import files, hot
+from semkv.consumers.storage import hot
 from semkv.consumers.storage.latch import Latch
 from semkv.consumers.storage.lmcache import LMCacheStorage
 from semkv.consumers.storage.ops import Control
 from semkv.consumers.storage.readers import READERS
 from tests.consumers.storage.chunks import bytes_agree, on_disk
+from tests.consumers.storage.reads import around_reads
 from tests.support.lmcache_engine import Rig
 
 LOADED, FAILED, NOT_TRIED = ChunkStatus.LOADED, ChunkStatus.FAILED, ChunkStatus.NOT_TRIED
@@ -27,16 +28,14 @@ def test_overlapping_prefetches_read_each_chunk_once(
 ) -> None:
     hashes = on_disk(rig, 4)
     reads: list[str] = []
-    real = files.read_full
     first_read, go_on = threading.Event(), threading.Event()
 
-    def slow(path: str, *args: object, **kwargs: object) -> int:
+    def slow(path: str) -> None:
         reads.append(path)
         first_read.set()
         assert go_on.wait(20)
-        return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(files, "read_full", slow)
+    around_reads(monkeypatch, slow)
     results = {}
     threads = [
         threading.Thread(target=lambda name=name: results.update({name: storage.prefetch(hashes)})) for name in "ab"
@@ -57,14 +56,8 @@ def test_chunks_are_read_side_by_side_and_counted_in_order(
     rig: Rig, storage: LMCacheStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashes = on_disk(rig, 6)
-    real = files.read_full
     together = threading.Barrier(READERS, timeout=20)
-
-    def meeting(*args: object, **kwargs: object) -> int:
-        together.wait()  # returns only if as many reads are under way at once
-        return real(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(files, "read_full", meeting)
+    around_reads(monkeypatch, lambda path: together.wait())  # returns only if as many reads are under way at once
     assert storage.prefetch(hashes).chunk_status == (LOADED,) * 6
     assert [thread.name for thread in threading.enumerate() if thread.name == "semkv-read"] == []
     rig.check()
@@ -77,18 +70,14 @@ def test_what_was_read_behind_a_chunk_that_failed_is_not_registered(
     hashes = on_disk(rig, 6)
     bad = Path(rig.disk.dict[rig.keys(rig.tokens(6))[1]].path)
     os.truncate(bad, 100)
-    real = files.read_full
+    next_one = rig.disk.dict[rig.keys(rig.tokens(6))[2]].path
     behind = threading.Event()
 
-    def bad_one_last(path: str, *args: object, **kwargs: object) -> int:
+    def bad_one_last(path: str) -> None:
         if path == str(bad):
             assert behind.wait(20)
-        done = real(path, *args, **kwargs)  # type: ignore[arg-type]
-        if path == rig.disk.dict[rig.keys(rig.tokens(6))[2]].path:
-            behind.set()
-        return done
 
-    monkeypatch.setattr(files, "read_full", bad_one_last)
+    around_reads(monkeypatch, bad_one_last, lambda path: behind.set() if path == next_one else None)
     result = storage.prefetch(hashes)
     assert result.chunk_status == (LOADED, FAILED, NOT_TRIED, NOT_TRIED, NOT_TRIED, NOT_TRIED)
     assert set(rig.counts()["hot"]) == {hashes[0]}

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from semkv.bus.status import ChunkStatus, State
-from semkv.consumers.storage import files, prefetch
+from semkv.consumers.storage import prefetch
 from semkv.consumers.storage.lmcache import LMCacheStorage
 from semkv.consumers.storage.ops import Control, OpResult
+from tests.consumers.storage.reads import around_reads
 from tests.support.lmcache_engine import Rig
 
 
@@ -21,20 +22,18 @@ class Loads:
 
     def __init__(self, rig: Rig, live: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
         paths = {rig.disk.dict[key].path for key in rig.keys(live)}
-        real = files.read_full
         self.order: list[str] = []
         self.live_began, self.gate = threading.Event(), threading.Event()
 
-        def read_full(path: str, *args: object, **kwargs: object) -> int:
+        def note(path: str) -> None:
             if path in paths:
                 self.live_began.set()
                 assert self.gate.wait(60)
                 self.order.append("live")
             else:
                 self.order.append("prefetch")
-            return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(files, "read_full", read_full)
+        around_reads(monkeypatch, note)
 
 
 class Polls:
@@ -133,17 +132,15 @@ def test_cancel_and_expiry_end_the_waiting(
 def test_a_request_is_served_while_a_prefetch_reads(
     rig: Rig, storage: LMCacheStorage, live: list[int], wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = files.read_full
     reading, gate = threading.Event(), threading.Event()
     slow = {rig.disk.dict[key].path for key in rig.keys(rig.tokens(4, seed=2))}
 
-    def read_full(path: str, *args: object, **kwargs: object) -> int:
+    def hold(path: str) -> None:
         if path in slow:
             reading.set()
             assert gate.wait(60)
-        return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(files, "read_full", read_full)
+    around_reads(monkeypatch, hold)
     with running(lambda: storage.prefetch(wanted)) as results:
         assert reading.wait(20)
         assert rig.serve(live) == 3 * rig.chunk_size, "a prefetch that reads for ever holds nothing a request needs"
