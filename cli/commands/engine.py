@@ -13,6 +13,8 @@ import typer
 
 from semkv.cli.output import BAD_INPUT, UNREACHABLE, errors, fail, print_json
 
+_TELL_S = 15.0
+"""How often a start that takes long shows that it goes on."""
 _MARK = "[semkv]"
 """What every line of the hooks in an engine's log begins with, behind vLLM's own prefix."""
 
@@ -75,9 +77,15 @@ def engine(
         signal.signal(number, lambda *_: ended.set())
     server = VLLMServer(options)
 
-    def going_on(_: float, line: str) -> None:
+    told_s = 0.0
+
+    def going_on(waited_s: float, line: str) -> None:
+        nonlocal told_s
         if ended.is_set():
             raise EngineStartError("the start was given up")
+        if waited_s - told_s >= _TELL_S:
+            told_s = waited_s
+            errors.print(f"  {waited_s:.0f} s: {line[:120]}", markup=False, highlight=False, soft_wrap=True)
 
     try:
         errors.print(f"starting vLLM; its log is {server.log_path}", markup=False, highlight=False, soft_wrap=True)

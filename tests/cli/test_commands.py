@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -236,6 +236,16 @@ class TestEngine:
         monkeypatch.setenv("SEMKV_DIRECT", direct)
         told = run("engine", "--port", free_port(), *arguments, code=3).stderr
         assert ("semkv stays out" in told) is out and "would start now" in told
+
+    def test_a_start_that_takes_long_shows_that_it_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def start(_: VLLMServer, *, progress: Callable[[float, str], None]) -> NoReturn:
+            for waited_s in (1.0, 16.0, 17.0, 33.0):
+                progress(waited_s, f"loading, {waited_s}")
+            raise EngineStartError("it would start now")
+
+        monkeypatch.setattr(VLLMServer, "start", start)
+        told = run("engine", "--port", free_port(), "--nats-url", NOBODY, code=3).stderr.splitlines()
+        assert told[1:3] == ["  16 s: loading, 16.0", "  33 s: loading, 33.0"]
 
     def test_the_hooks_lines_are_shown_once_each(self) -> None:
         log = "INFO 1 [semkv] hooked\n(EngineCore pid=7) INFO 2 [semkv] hooked\nelse\nWARN [semkv] patch is left out\n"
