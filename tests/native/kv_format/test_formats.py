@@ -257,6 +257,10 @@ def test_names_of_objects_differ_where_their_bytes_do() -> None:
     assert names(two, tensors(2, 2, 7, 8, 2, 8, dtype=half))[0] == rows
     assert names(two, tensors(2, 2, 7, 8, 2, 8, dtype=half))[1] != blocks
     assert names(two, tensors(2, 2, 9, 4, 2, 8, dtype=half)) == [rows, blocks]
+    # K and V apart in an object, or two planes in one row: the same widths.
+    pair: Any = [[torch.zeros(7, 4, 2, 8), torch.zeros(7, 4, 2, 8)]]
+    planes: Any = [[torch.zeros(7, 4, 1, 16), torch.zeros(7, 4, 1, 16)]]
+    assert names(F.NL_X_TWO_X_NB_BS_NH_HS, pair)[0] != names(F.NL_X_NP_X_NB_BS_ONE_HS, planes)[0]
     # Layers of several widths, as many of each or not, in another order.
     narrow, wide = torch.zeros(7, 4, 8), torch.zeros(7, 4, 16)
     mixed = [[narrow, narrow, wide], [narrow, wide, wide], [narrow, wide, narrow], [wide, narrow, narrow]]
