@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -132,6 +133,26 @@ def test_vllms_read_only_list() -> None:
     tokens = [5, 2**31, -1, 7]
     assert token_bytes(utils.ConstantList(tokens)) == token_bytes(tokens)
     assert token_bytes(utils.ConstantList([5, True])) == token_bytes([5, 1])
+
+
+class _Window(Sequence[int]):
+    """A sequence of its own kind: not all of what it keeps under vLLM's name is in it."""
+
+    def __init__(self, kept: Any, start: int) -> None:
+        self._x = kept
+        self._start = start
+
+    def __len__(self) -> int:
+        return len(self._x) - self._start
+
+    def __getitem__(self, where: Any) -> Any:
+        return list(self._x)[self._start :][where]
+
+
+@pytest.mark.usefixtures("reader")
+def test_another_sequence_is_read_by_what_it_says() -> None:
+    assert token_bytes(_Window([1, 2, 3], 1)) == token_bytes([2, 3])
+    assert token_bytes(_Window((1, 2, 3), 0)) == token_bytes([1, 2, 3])
 
 
 @settings(max_examples=100, deadline=None)
