@@ -80,6 +80,31 @@ def test_what_the_engine_held_already_is_redundant(scene: Scene) -> None:
     assert [counted(outcome) for outcome in scene.told] == [(1, 3, 0, 0)]
 
 
+def test_the_shortest_time_from_load_to_use_is_told(scene: Scene) -> None:
+    scene.prefetch()
+    half = scene.tokens[: len(scene.tokens) // 2]
+    for name, tokens, seconds in (("r1", half, 2.0), ("r2", scene.tokens, 3.0)):
+        scene.now += seconds
+        scene.rig.lookup(tokens, request=name)
+        scene.rig.retrieve(name, tokens)
+    scene.attribution.sweep()
+    assert [(counted(outcome), outcome.lead_ms) for outcome in scene.told] == [((4, 0, 0, 0), 2000.0)]
+    assert scene.links == [("c1", "r1"), ("c1", "r2")]
+
+
+def test_an_object_for_tokens_that_the_engine_held_is_not_useful(scene: Scene) -> None:
+    """The device connector may be handed such an object too, together with how many tokens the engine holds."""
+    scene.prefetch()
+    size = scene.rig.chunk_size
+    objects = [scene.rig.cpu.hot_cache[key] for key in scene.rig.keys(scene.tokens)]
+    scene.attribution.looked_up("r1", scene.hashes)
+    ends = [size * (number + 1) for number in range(len(objects))]
+    scene.attribution.received(objects, ends, {"vllm_cached_tokens": 3 * size, "req_id": "r1"})
+    scene.attribution.finished(["r1"])
+    scene.attribution.sweep()
+    assert [counted(outcome) for outcome in scene.told] == [(1, 3, 0, 0)]
+
+
 def test_what_goes_before_anybody_comes_is_wasted(scene: Scene) -> None:
     scene.prefetch()
     scene.storage.evict(scene.hashes[3:])

@@ -204,3 +204,15 @@ def test_a_store_beside_a_prefetch_takes_no_harm(
                 PagedStandIn.fill(expected, 0, tokens[: (index + 1) * rig.chunk_size])
                 assert checksum(rig.cpu.hot_cache[key]) == checksum(expected)
                 expected.ref_count_down()
+
+
+def test_a_command_named_like_a_live_request_changes_nothing_of_it(rig: Rig, storage: LMCacheStorage) -> None:
+    live = rig.tokens(3, seed=1)
+    rig.store(live)
+    hashes = on_disk(rig, 4)
+    request = rig.lookup(live, request="turn")
+    assert storage.prefetch(hashes, control=Control(command_id="turn")).chunk_status == (LOADED,) * 4
+    assert storage.evict(hashes, control=Control(command_id="turn")).state is State.SUCCEEDED
+    assert rig.hit_tokens(request) == len(live)
+    assert rig.retrieve(request, live) == len(live)
+    rig.check()

@@ -23,8 +23,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from semkv.bus import hashes as text
+from semkv.bus.status import ChunkStatus, Order, State, Tier
 from semkv.consumers.storage import LMCacheStorage, PrefixForest
-from semkv.consumers.storage.ops import StorageOps
+from semkv.consumers.storage.ops import OpResult, StorageOps
 from semkv.engine_hooks.direct import routes
 from semkv.engine_hooks.direct.routes import Ranks, install
 from semkv.engine_hooks.patches import apply_all
@@ -116,6 +117,61 @@ def test_a_rank_acts_itself_with_todays_answers(rig: Rig, serve: Any) -> None:
     rig.check()
 
 
+class Asked:
+    """Stands in for a rank: notes what it is asked, and says what it is told to say."""
+
+    def __init__(self, *said: ChunkStatus) -> None:
+        self.said = said
+        self.calls: list[dict[str, Any]] = []
+
+    def prefetch(self, hashes: tuple[int, ...], **asked: Any) -> OpResult:
+        self.calls.append({"op": "prefetch", "hashes": hashes, **asked})
+        return OpResult(State.SUCCEEDED)
+
+    def evict(self, hashes: tuple[int, ...], **asked: Any) -> OpResult:
+        self.calls.append({"op": "evict", "hashes": hashes, **asked})
+        return OpResult(State.SUCCEEDED, chunk_status=self.said)
+
+    def told(self) -> list[dict[str, Any]]:
+        return [{name: value for name, value in call.items() if name != "control"} for call in self.calls]
+
+
+def test_what_the_body_says_is_what_each_rank_of_the_process_is_asked_once(serve: Any) -> None:
+    ranks = {0: Asked(ChunkStatus.REMOVED), 3: Asked(ChunkStatus.ABSENT)}
+    served = serve(ranks, tenant="acme")
+    body = {"chunk_hashes": ["1"], "locations": ["LocalDiskBackend"], "session": "s", "force": True, "lookup_id": "x"}
+    status, answer = served.post("/memory/evict", body)
+    assert (status, answer["num_evicted"]) == (200, 1)
+    assert answer["ranks"]["3"] == {"state": "succeeded", "reason": None, "counts": {"absent": 1}}
+    assert served.post("/memory/evict", {"chunk_hashes": ["1"]})[0] == 200
+    assert served.post("/memory/prefetch", body)[0] == 200
+    asked = {"hashes": (1,), "dry_run": False, "tenant": "acme"}
+    wanted = [
+        {"op": "evict", **asked, "tiers": (Tier.DISK,), "force": True, "session": "s"},
+        {"op": "evict", **asked, "tiers": None, "force": False, "session": None},
+        # hashes from REST come in any order
+        {"op": "prefetch", **asked, "order": Order.SET, "tier": Tier.CPU, "budget_bytes": None, "session": "s"},
+    ]
+    until = time.monotonic() + 20
+    while any(len(rank.calls) < 3 for rank in ranks.values()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [rank.told() for rank in ranks.values()] == [wanted] * 2
+
+
+def test_a_chunk_is_evicted_where_a_rank_removed_it_and_none_has_it_left(serve: Any) -> None:
+    removed, absent, in_use = ChunkStatus.REMOVED, ChunkStatus.ABSENT, ChunkStatus.IN_USE
+    workers = {0: serve({0: Asked(removed, removed, absent)}), 1: serve({1: Asked(absent, in_use, absent)})}
+    scheduler = serve({}, forward_to={number: worker.url for number, worker in workers.items()})
+    status, body = scheduler.post("/memory/evict", {"chunk_hashes": ["1", "2", "3"]})
+    assert (status, body["num_evicted"]) == (200, 1)
+
+
+def test_a_body_over_the_limit_is_413(serve: Any) -> None:
+    rank = Asked()
+    status, answer = serve({0: rank}).post("/memory/evict", b"[" + b" " * routes.BODY_LIMIT + b"]")
+    assert (status, str(routes.BODY_LIMIT) in answer["error"], rank.calls) == (413, True, [])
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -127,6 +183,8 @@ def test_a_rank_acts_itself_with_todays_answers(rig: Rig, serve: Any) -> None:
         ({"chunk_hashes": ["zz"]}, "position 0"),
         ({"chunk_hashes": ["1", "0x2"]}, "position 1"),
         ({"chunk_hashes": ["1", 2]}, "position 1"),
+        ({"chunk_hashes": ["1"] * (text.MAX_PER_MESSAGE + 1)}, f"at most {text.MAX_PER_MESSAGE}"),
+        ({"chunk_hashes": [f"{1 << 64:x}"]}, "position 0"),
         ({"chunk_hashes": ["1"], "locations": []}, "locations"),
         ({"chunk_hashes": ["1"], "locations": "LocalCPUBackend"}, "locations"),
         ({"chunk_hashes": ["1"], "locations": ["Nowhere"]}, "Nowhere"),
