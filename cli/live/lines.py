@@ -27,8 +27,6 @@ def line(message: Message) -> str | None:
                 f"finished  {message.instance}  {message.request_id}  {message.session or '-'}: {known} chunks, "
                 f"{message.prompt_tokens} tokens ({message.lmcache_hit_tokens or 0} hit), {message.finish_reason}"
             )
-        case Heartbeat() | Accepted():
-            return None
         case Result():
             counts = ", ".join(f"{count} {status}" for status, count in message.counts.items() if count)
             size = sum(message.bytes_by_tier.values()) / 1e6
@@ -37,6 +35,8 @@ def line(message: Message) -> str | None:
                 f"{message.op} {message.state}: {counts or message.reason or 'nothing'}, "
                 f"{size:.1f} MB, {message.ran_ms:.1f} ms"
             )
+        case Heartbeat() | Accepted() | Outcome(useful=0, redundant=0, late=0, wasted=0):  # of what had loaded nothing
+            return None
         case Outcome():
             return (
                 f"outcome   {message.instance}.{message.rank}  {message.command_id[:13]}  {message.useful} useful, "

@@ -103,6 +103,7 @@ def test_watch_says_each_thing_in_a_line() -> None:
     for sample in SAMPLES:
         if isinstance(sample, (Command, Result)):
             assert sample.command_id[:13] in (said[type(sample).__name__] or "")
+    assert line(WORTH.model_copy(update=dict.fromkeys(("useful", "redundant", "late", "wasted"), 0))) is None
     event = finished(1, "billing")
     assert "billing: 2 chunks, 128 tokens (0 hit), stop" in (line(event) or "")
     unknown = event.model_copy(update={"chunk_hashes": (), "hashes_status": HashesStatus.UNSTABLE})
