@@ -67,10 +67,7 @@ def engine(
         name=name,
         port=port,
         arguments=("--host", host),
-        environment={}
-        if plain
-        else {key: value for key, value in os.environ.items() if key.startswith("SEMKV_")}
-        | ({"SEMKV_NATS_URL": nats_url} if nats_url else {}),
+        environment={} if plain else _settings(nats_url),
     )
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -126,6 +123,14 @@ def _check(port: int, nats_url: str | None, plain: bool) -> None:
         fail(str(error), BAD_INPUT)
     if not nats_url and not direct:
         errors.print("neither --nats-url nor SEMKV_NATS_URL is given: semkv stays out of this engine", highlight=False)
+
+
+def _settings(nats_url: str | None) -> dict[str, str]:
+    """What the hooks are told. The engine runs in its folder: a file named from here is named from the root there."""
+    told = {key: value for key, value in os.environ.items() if key.startswith("SEMKV_")}
+    if trace_file := told.get("SEMKV_TRACE_FILE"):
+        told["SEMKV_TRACE_FILE"] = str(Path(trace_file).resolve())
+    return told | ({"SEMKV_NATS_URL": nats_url} if nats_url else {})
 
 
 def _hooks_lines(log: str) -> list[str]:

@@ -237,6 +237,20 @@ class TestEngine:
         told = run("engine", "--port", free_port(), *arguments, code=3).stderr
         assert ("semkv stays out" in told) is out and "would start now" in told
 
+    def test_a_file_named_from_here_is_not_looked_for_in_the_engines_folder(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        told: dict[str, str] = {}
+
+        def start(server: VLLMServer, **_: object) -> NoReturn:
+            told.update(server.options.environment)
+            raise EngineStartError("it would start now")
+
+        monkeypatch.setattr(VLLMServer, "start", start)
+        monkeypatch.setenv("SEMKV_TRACE_FILE", "spans.json")
+        run("engine", "--port", free_port(), "--nats-url", NOBODY, code=3)
+        assert told["SEMKV_TRACE_FILE"] == str(tmp_path / "spans.json") and told["SEMKV_NATS_URL"] == NOBODY
+
     def test_a_start_that_takes_long_shows_that_it_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def start(_: VLLMServer, *, progress: Callable[[float, str], None]) -> NoReturn:
             for waited_s in (1.0, 16.0, 17.0, 33.0):

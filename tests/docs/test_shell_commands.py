@@ -203,7 +203,7 @@ def stand() -> Iterator[Stand]:
 
 
 def line(lines: list[str], start: str) -> str:
-    return next(text for text in lines if text.startswith(start))
+    return next(text for text in lines if re.match(rf"(\w+=\S+ )*{re.escape(start)}", text))
 
 
 WITH_BLOCKS = [page for page in PAGES if any(command.shown == "block" for command in commands(page))]
