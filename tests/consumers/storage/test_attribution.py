@@ -40,7 +40,7 @@ class Scene:
         def ask(path: str) -> None:
             if not asked:
                 asked.append(path)
-                self.attribution.looked_up(name, self.hashes)
+                self.attribution.looked_up(name, (*self.hashes, 7))  # no prefetch is about to load the last one
 
         around_reads(monkeypatch, ask)
 
@@ -125,6 +125,31 @@ def test_the_same_chunk_loaded_by_somebody_else_is_not_the_commands(scene: Scene
     scene.rig.drop_from_ddr(scene.tokens)
     scene.request("r1")
     assert [counted(outcome)[0] for outcome in scene.told] == [0]
+
+
+class Thing:
+    """As little of a memory object as attribution looks at."""
+
+    def is_valid(self) -> bool:
+        return True
+
+
+def test_another_object_at_the_same_address_is_not_the_one_that_was_loaded() -> None:
+    told: list[Outcome] = []
+    attribution = Attribution(told.append)
+    loaded = Thing()
+    attribution.begins("c1", (1,))
+    attribution.loaded(Loaded("c1", 1, loaded, 10))
+    attribution.ends("c1")
+    address = id(loaded)
+    del loaded
+    others = [Thing()]
+    while id(others[-1]) != address and len(others) < 100_000:
+        others.append(Thing())
+    assert id(others[-1]) == address
+    attribution.received(others[-1:], [16], {"req_id": "r1"})
+    attribution.sweep()
+    assert [counted(outcome) for outcome in told] == [(0, 0, 0, 1)]
 
 
 def test_a_request_that_comes_before_the_load_makes_it_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
