@@ -11,6 +11,7 @@ Threads: vLLM's loop on the main one, commands on another. Errors: told in the l
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -254,6 +255,20 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) 
         time.sleep(0.01)
 
 
+def before_the_connector(work: Callable[[], None]) -> None:
+    """Have it done where the plugin does: not earlier, since vLLM's kernels cannot be registered where numba has been
+    imported, and LMCache 0.4.4 imports it."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    create = KVConnectorFactory.create_connector
+
+    def creating(*args: Any, **kwargs: Any) -> Any:
+        work()
+        return create(*args, **kwargs)
+
+    KVConnectorFactory.create_connector = creating
+
+
 def make_ready(*, patched: bool) -> None:
     """What the plugin does before LMCache's connector is built; unpatched, only what LMCache needs to run on a CPU."""
     from semkv.engine_hooks import attach
@@ -301,7 +316,7 @@ def main() -> None:
         wanted = [plain.generate([prompt])[0] for prompt in asked]
         del plain
         gc.collect()
-        make_ready(patched=task["patched"])
+        before_the_connector(functools.partial(make_ready, patched=task["patched"]))
         drill = Drill(Engine(task["model"], caches=True), wanted, asked, task["seed"])
         say(ready=True)
         end: dict[str, Any] = {"ended": "well"}
