@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -31,6 +32,9 @@ DTYPES = [
     torch.int8,
     torch.float8_e4m3fn,
     torch.float8_e5m2,
+    torch.float8_e8m0fnu,
+    torch.float4_e2m1fn_x2,  # two in a byte
+    torch.int32,
 ]
 ROWS = [fmt for fmt in F if not _core.is_opaque(fmt)]
 OPAQUE = [F.NL_X_NB_PAGE, F.NL_X_TWO_NB_PAGE]
@@ -221,22 +225,23 @@ def test_offsets_are_64_bit() -> None:
 def test_the_interpreter_runs_while_bytes_move(call: str) -> None:
     """The GIL is released: with switching by time put off, another thread runs only if the copying one lets it.
 
-    The control copies the same bytes through a call that keeps the GIL: nobody else runs before it has ended.
+    The control copies the same bytes through a call that keeps the GIL: nobody else runs before it has ended. The
+    core is called by itself, with numpy's ids: torch's own operations let others run.
     """
     size = 64 << 20
     pages = torch.zeros(64, 1, 1 << 20, dtype=torch.uint8)
-    blocks, rows = BlockTransfer([pages], F.NL_X_NB_BS_HS), RowTransfer([pages], F.NL_X_NB_BS_HS)
     obj = torch.zeros(size, dtype=torch.uint8)
-    ids = torch.arange(64)  # of blocks, and of slots: a block is one token
+    blocks = BlockTransfer([pages], F.NL_X_NB_BS_HS)._copier
+    rows = RowTransfer([pages], F.NL_X_NB_BS_HS)._copier
+    to, source, gather = obj.data_ptr(), pages.data_ptr(), _core.Direction.gather
+    ids = np.arange(64)  # of blocks, and of slots: a block is one token
     keeps = ctypes.PyDLL(None).memmove
     calls: dict[str, Callable[[], Any]] = {
-        "blocks": lambda: blocks.gather(ids, obj),
-        "blocks by slots": lambda: blocks.gather_range(ids, 0, 64, obj.data_ptr(), size),
-        "rows": lambda: rows.gather(ids, 64, obj),
-        "rows by slots": lambda: rows.gather_slots(ids, obj),
-        "control": lambda: keeps(
-            ctypes.c_void_p(obj.data_ptr()), ctypes.c_void_p(pages.data_ptr()), ctypes.c_size_t(size)
-        ),
+        "blocks": lambda: blocks.copy_ids(gather, ids, to, size),
+        "blocks by slots": lambda: blocks.copy_slots(gather, ids, 0, 64, 1, to, size),
+        "rows": lambda: rows.copy_blocks(gather, ids, 64, to, size),
+        "rows by slots": lambda: rows.copy_slots(gather, ids, to, size),
+        "control": lambda: keeps(ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(size)),
     }
     inside, ended, seen = threading.Event(), False, None
 
