@@ -64,7 +64,7 @@ def test_locate_says_for_each_chunk_where_it_is(bus: Bus) -> None:
     ]  # fmt: skip
 
 
-class TestOf:
+class TestSessionOption:
     def test_the_session_goes_with_its_chunks(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without it an evict would find the session's own conversation in the way."""
         sessions = []
