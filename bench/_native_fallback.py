@@ -12,7 +12,13 @@ LMCache calls it, and each checked to make the same object as ours before it is 
 
 Ours is the row transfer by block ids, for `slots` the one by slots. *Cold*: a pool of pages and a rotation of objects
 far larger than the caches, other blocks for each call, as in an engine. *Hot*: one object and the same blocks again
-and again. Each figure is the fastest of interleaved rounds. Prints a table, then FIGURES and JSON.
+and again. Each figure is the fastest of interleaved rounds: on one thread in processor time, which what else runs on
+the machine does not count in, on two in wall time.
+
+The fallback gathers into a temporary as large as a chunk. What that costs is up to malloc, which may keep the memory or
+give it back to the system and be given empty pages for it the next time; which of them depends on all that the process
+allocated before. `native_fallback` starts this program for either: the arguments are the name of the way and the
+states to measure. Prints FIGURES and JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -32,9 +39,9 @@ from semkv.native.layout import EngineKVFormat
 from semkv.native.transfer.cpu import RowTransfer
 
 F = EngineKVFormat
-POOL = {False: 512, True: 1536}  # blocks a layer, for K and V and for latents: about 1 GiB
+POOL = {False: 256, True: 768}  # blocks a layer, for K and V and for latents: about 0.5 GiB
 TOKENS, REQUEST, ROTATION = 256, 4, 256 << 20
-ROUNDS = {"cold": 9, "hot": 5}
+ROUNDS = {"cold": 7, "hot": 3}
 GEOMETRY = {  # segments of the object, elements of a token's row in one, the layout's name, whether `slots` knows it
     F.NL_X_TWO_NB_BS_NH_HS: (2, 1024, "NHD", True),
     F.NL_X_NB_TWO_BS_NH_HS: (2, 1024, "NHD", True),
@@ -189,9 +196,10 @@ class Theirs:
 def check(setting: Setting) -> None:
     """All ways make the same object of the same pages."""
     theirs, ids = Theirs(setting), setting.ids[0]
-    for entry in setting.cache:
-        for tensor in entry if isinstance(entry, list) else [entry]:
-            tensor.view(torch.int16).random_(-1000, 1000)
+    tensors = [tensor for entry in setting.cache for tensor in (entry if isinstance(entry, list) else [entry])]
+    pattern = torch.arange(tensors[0].numel(), dtype=torch.int32).to(torch.int16).view(tensors[0].shape)
+    for number, tensor in enumerate(tensors):
+        torch.add(pattern, number, out=tensor.view(torch.int16))
     wanted, *objects = setting.objects[: 1 + REQUEST]
     setting.rows.gather(ids, TOKENS, wanted)
     theirs.worker("gather", [(ids, obj) for obj in objects])
@@ -202,15 +210,16 @@ def check(setting: Setting) -> None:
         raise RuntimeError(f"{setting.fmt.name}: the objects differ")
 
 
-def measure(fmt: EngineKVFormat, threads: int) -> dict[str, float]:
+def measure(fmt: EngineKVFormat, threads: int, states: list[str]) -> dict[str, float]:
     setting = Setting(fmt, threads)
     torch.set_num_threads(threads)
     check(setting)
     calls = setting.contenders()
     figures: dict[str, float] = {}
-    for state, rounds in ROUNDS.items():
+    clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
+    for state in states:
         setting.cold = state == "cold"
-        times = fastest_ms({name: call for name, (_, call) in calls.items()}, rounds)
+        times = fastest_ms({name: call for name, (_, call) in calls.items()}, ROUNDS[state], clock)
         times = {name: value / calls[name][0] for name, value in times.items()}
         for name in ("streaming", "ours gather", "ours scatter"):
             figures[f"{state}.{name}.of_memcpy"] = times["memcpy"] / times[name]
@@ -228,26 +237,13 @@ def main() -> int:
     if (found := version("lmcache")) != LMCACHE:
         print(f"LMCache {found} was found, {LMCACHE} is needed", file=sys.stderr)
         return 2
+    way, *states = sys.argv[1:]
     everything: dict[str, float] = {}
-    print(
-        f"LMCache {LMCACHE}'s torch fallback, its time over ours (over the streaming copy's), chunks of {TOKENS} tokens"
-    )
-    print(f"{'format':24} {'thr':>3} {'':8}{'of memcpy: ours':>16} {'streaming':>9}", end="")
-    print("".join(f"{way + ' ' + state:>16}" for way in ("op", "worker", "slots") for state in ROUNDS))
     for fmt, threads in itertools.product(GEOMETRY, (1, 2)):
-        figures = measure(fmt, threads)
-        for direction in ("gather", "scatter"):
-            ours, streaming = figures[f"cold.ours {direction}.of_memcpy"], figures["cold.streaming.of_memcpy"]
-            cells = []
-            for way, state in itertools.product(("op", "worker", "slots"), ROUNDS):
-                key = f"{state}.{direction}.{way}"
-                if f"{key}.over_ours" in figures:
-                    cells.append(f"{figures[f'{key}.over_ours']:.1f} ({figures[f'{key}.over_streaming']:.1f})")
-                else:
-                    cells.append("-")
-            shown = "".join(f"{cell:>16}" for cell in cells)
-            print(f"{fmt.name:24} {threads:3} {direction:8}{ours:16.2f} {streaming:9.2f}{shown}", flush=True)
-        everything |= {f"{fmt.name.lower()}.{threads}_threads.{key.replace(' ', '_')}": v for key, v in figures.items()}
+        figures = measure(fmt, threads, states)
+        everything |= {
+            f"{fmt.name.lower()}.{threads}_threads.{way}.{key.replace(' ', '_')}": v for key, v in figures.items()
+        }
     print(SAYS + json.dumps(everything), flush=True)
     return 0
 

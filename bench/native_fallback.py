@@ -54,6 +54,14 @@ def lmcache_folder() -> Path:
     return folder
 
 
+MALLOC = {
+    "kept": {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)},
+    "returned": {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(128 << 10)},
+}
+STATES = {"kept": ("cold", "hot"), "returned": ("cold",)}
+WAYS = ("op", "worker", "slots")
+
+
 def run() -> dict[str, float]:
     """Figures by name; `….over_ours` is the fallback's time over ours, `….over_streaming` over the streaming copy's."""
     try:
@@ -61,24 +69,49 @@ def run() -> dict[str, float]:
     except MissingError as missing:
         print(f"LMCache {LMCACHE}'s fallback is left out: {missing}")
         return {}
+    figures: dict[str, float] = {}
+    for way, states in STATES.items():
+        figures |= _measured(folder, way, states)
+    _show(figures)
+    return figures
+
+
+def _measured(folder: Path, way: str, states: tuple[str, ...]) -> dict[str, float]:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
         "LMCACHE_TRACK_USAGE": "false",
         "DO_NOT_TRACK": "1",
         "LMCACHE_LOG_LEVEL": "WARNING",
+        **MALLOC[way],
     }
-    figures: dict[str, float] = {}
-    command = [sys.executable, "-m", "bench._native_fallback"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(SAYS):
-                figures = json.loads(line.removeprefix(SAYS))
-            else:
-                print(line, end="", flush=True)
-    if process.returncode:
-        raise RuntimeError(f"measuring LMCache {LMCACHE}'s fallback failed with code {process.returncode}, see above")
-    return figures
+    command = [sys.executable, "-m", "bench._native_fallback", way, *states]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    lines = [line.removeprefix(SAYS) for line in done.stdout.splitlines() if line.startswith(SAYS)]
+    if done.returncode or not lines:
+        raise RuntimeError(f"LMCache {LMCACHE}'s fallback was not measured: {done.stdout}{done.stderr}")
+    return dict(json.loads(lines[0]))
+
+
+def _show(figures: dict[str, float]) -> None:
+    """A line for each format, direction and number of threads."""
+    settings = list(dict.fromkeys(".".join(key.split(".")[:2]) for key in figures))
+    columns = [(way, malloc, state) for way in WAYS for malloc in STATES for state in STATES[malloc]]
+    print(f"LMCache {LMCACHE}'s fallback, its time over ours; cold or hot, its temporaries' memory kept or returned")
+    print(
+        f"{'format':26} {'threads':>9} {'':8}{'ours':>6}{'streaming':>10} (of memcpy)  op kept over streaming", end=""
+    )
+    print("".join(f"{' '.join(column):>22}" for column in columns))
+    for setting in settings:
+        name, threads = setting.split(".")
+        for direction in ("gather", "scatter"):
+            ours = figures[f"{setting}.kept.cold.ours_{direction}.of_memcpy"]
+            streaming = figures[f"{setting}.kept.cold.streaming.of_memcpy"]
+            limit = figures[f"{setting}.kept.cold.{direction}.op.over_streaming"]
+            cells = [
+                figures.get(f"{setting}.{malloc}.{state}.{direction}.{way}.over_ours") for way, malloc, state in columns
+            ]
+            shown = "".join(f"{'-' if cell is None else f'{cell:.1f}':>22}" for cell in cells)
+            print(f"{name:26} {threads:>9} {direction:8}{ours:6.2f}{streaming:10.2f} {limit:35.1f}{shown}")
 
 
 if __name__ == "__main__":
