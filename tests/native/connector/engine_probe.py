@@ -66,8 +66,7 @@ class Engine:
                 "kv_connector_module_path": "native_only_connector",
                 "kv_role": "kv_both",
             }
-        if engine.get("untagged"):
-            CpuLayout.opaque = False
+        CpuLayout.opaque = not engine.get("untagged")
         keep_prefix_cache(bool(engine.get("prefix_cache")))
         self.llm = LLM(**options)
         self.greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -20,7 +20,7 @@ from semkv.cli.devengine.model import ModelShape, make_model
 from semkv.cli.devengine.requirements import preload_libraries
 from tests.support.mla_model import make_mla_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.lmcache, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.lmcache, pytest.mark.timeout(1800)]
 
 PROBE = Path(__file__).with_name("engine_probe.py")
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -54,7 +54,7 @@ def start(folder: Path, model: Path, *engines: dict[str, Any], prompts: list[lis
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=1700,
             check=False,
         )
     output = done.stdout + done.stderr
@@ -63,7 +63,7 @@ def start(folder: Path, model: Path, *engines: dict[str, Any], prompts: list[lis
 
 
 def engine(name: str, lmcache: dict[str, Any] | None, *, script: str = "all", **llm: Any) -> dict[str, Any]:
-    options = {key: llm.pop(key) for key in ("untagged", "prefix_cache") if key in llm}
+    options = {key: llm.pop(key) for key in ("model", "untagged", "prefix_cache") if key in llm}
     return {"name": name, "llm": llm, "lmcache": lmcache, "script": script} | options
 
 
@@ -81,34 +81,96 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-@pytest.fixture(scope="module", params=[f"{model}-{dtype}" for model in MODELS for dtype in sorted(DTYPES)])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One process: an engine without LMCache, one that stores whole chunks, one that stores tails too and prefills in
-    pieces of 96 tokens (which vLLM does not do on a CPU for latent attention).
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"chunk_size": 48}, "chunk_size 48 (LMCache) is not a multiple of block_size 32"),
+    ({"use_layerwise": True}, "use_layerwise true"),
+    ({"enable_blending": True, "use_layerwise": True, "save_unfull_chunk": True}, "enable_blending true"),
+    ({"remote_serde": "cachegen"}, "remote_serde 'cachegen'"),
+]
+REFUSED_LATENT: list[tuple[dict[str, Any], str]] = [
+    ({"extra_config": {}}, "save_only_first_rank true with an MLA model"),
+]
+
+
+def served_by(folder: Path, model: Path, kind: str, dtype: str) -> list[dict[str, Any]]:
+    """An engine without LMCache, one that stores whole chunks, one that stores tails too and prefills in pieces of 96
+    tokens (which vLLM does not do on a CPU for latent attention).
 
     With latent attention vLLM's CPU kernels answer otherwise for each way in which they come to a token: with other
     requests beside it, from the whole prompt, from a context that is there, alone. The engine to compare with is then
     vLLM with its own prefix cache, one request at a time: it comes to each token the same way.
     """
-    kind, dtype = request.param.split("-")
-    folder = tmp_path_factory.mktemp(request.param)
-    model, llm = MODELS[kind](folder / "model"), {"dtype": dtype, "block_size": BLOCKS[kind]}
+    llm: dict[str, Any] = {"model": str(model), "dtype": dtype, "block_size": BLOCKS[kind]}
     latent = {"max_num_seqs": 1} if kind == "mla" else {}
-    prompts = LATENT_PROMPTS if kind == "mla" else PROMPTS
-    found, output = start(
-        folder,
-        model,
-        engine("plain", None, prefix_cache=kind == "mla", **llm, **latent),
-        engine("whole", settings(folder / "whole"), **llm, **latent),
-        engine("tails", settings(folder / "tails", save_unfull_chunk=True), max_num_batched_tokens=96, **llm, **latent),
-        prompts=prompts,
-    )
-    if kind == "mla" and not HAS_MLA:
+    name, own = f"{kind}-{dtype}", folder / f"{kind}-{dtype}"
+    own.mkdir()
+    tails = settings(own / "tails", save_unfull_chunk=True)
+    return [
+        engine(f"{name} plain", None, prefix_cache=kind == "mla", **llm, **latent),
+        engine(f"{name} whole", settings(own / "whole"), **llm, **latent),
+        engine(f"{name} tails", tails, max_num_batched_tokens=96, **llm, **latent),
+    ]
+
+
+def refused_by(folder: Path, model: Path, kind: str, cases: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
+    llm: dict[str, Any] = {"model": str(model), "dtype": "float32", "block_size": BLOCKS[kind]}
+    return [
+        engine(f"refused {message}", settings(folder, **changes), script="refused", **llm) for changes, message in cases
+    ]
+
+
+def on_one_store(folder: Path, model: Path) -> list[dict[str, Any]]:
+    """Engines with blocks of 32 and 64 tokens on one store. A chunk is as many bytes in either layout."""
+    store = {"remote_url": f"fs://store:0{folder}/store", "remote_serde": "naive", "local_disk": None}
+    shared, common = settings(folder, **store), {"script": "once", "model": str(model), "dtype": "float32"}
+    return [
+        engine("small", shared, block_size=32, **common),
+        engine("large", shared, block_size=64, **common),
+        engine("small again", shared, block_size=32, **common),
+        engine("small untagged", shared, block_size=32, untagged=True, **common),
+        engine("large untagged", shared, block_size=64, untagged=True, **common),
+    ]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What all engines with keys and values did, one after the other in one process: to import vLLM takes longer than
+    to start most of them."""
+    folder = tmp_path_factory.mktemp("dense")
+    models = {kind: MODELS[kind](folder / kind) for kind in ("gqa", "mha")}
+    engines = [e for kind, model in models.items() for dtype in DTYPES for e in served_by(folder, model, kind, dtype)]
+    engines += on_one_store(folder, models["gqa"])
+    engines += refused_by(folder, models["gqa"], "gqa", REFUSED)
+    found, output = start(folder, models["gqa"], *engines)
+    assert found, output
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same of engines with latent attention, where this vLLM has it."""
+    folder = tmp_path_factory.mktemp("latent")
+    model = MODELS["mla"](folder / "model")
+    engines = [e for dtype in DTYPES for e in served_by(folder, model, "mla", dtype)] if HAS_MLA else []
+    engines = engines or served_by(folder, model, "mla", "float32")[:1]
+    if HAS_MLA:
+        engines += refused_by(folder, model, "mla", REFUSED_LATENT)
+    found, output = start(folder, model, *engines, prompts=LATENT_PROMPTS)
+    if not HAS_MLA:
         assert found is None
         assert NO_MLA in output
         pytest.skip(f"this vLLM says: {NO_MLA}")
     assert found, output
-    return kind, DTYPES[dtype], prompts, found
+    return dict(found)
+
+
+@pytest.fixture(params=[f"{model}-{dtype}" for model in MODELS for dtype in sorted(DTYPES)])
+def served(request: pytest.FixtureRequest) -> Any:
+    """(kind, bytes of an element, prompts, what each engine did) of one model."""
+    kind, dtype = request.param.split("-")
+    found = request.getfixturevalue("latent" if kind == "mla" else "dense")
+    engines = {name: found[f"{request.param} {name}"] for name in ("plain", "whole", "tails")}
+    return kind, DTYPES[dtype], LATENT_PROMPTS if kind == "mla" else PROMPTS, engines
 
 
 def test_outputs_are_those_of_an_engine_without_lmcache(served: Any) -> None:
@@ -148,56 +210,28 @@ def test_chunked_prefill_and_unfull_chunks(served: Any) -> None:
     assert found["lengths"] == [count * per_block for count in sorted(blocks)]  # a tail is filled up to whole blocks
 
 
-def test_engines_with_different_block_sizes_never_exchange_objects(tmp_path: Path) -> None:
-    """On one store. A chunk is as many bytes in either layout, so that only its name keeps the wrong one out."""
-    model = make_model(tmp_path / "model")
-    store = {"remote_url": f"fs://store:0{tmp_path}/store", "remote_serde": "naive", "local_disk": None}
-    shared = settings(tmp_path, **store)
-    small, large = {"dtype": "float32", "block_size": 32}, {"dtype": "float32", "block_size": 64}
-    found, output = start(
-        tmp_path,
-        model,
-        engine("plain", None, **small),
-        engine("small", shared, script="once", **small),
-        engine("large", shared, script="once", **large),
-        engine("small again", shared, script="once", **small),
-        engine("small untagged", shared, script="once", untagged=True, **small),
-        engine("large untagged", shared, script="once", untagged=True, **large),
-    )
-    assert found, output
-    expected, chunks = found["plain"]["first"], sum(len(prompt) // 64 for prompt in PROMPTS)
-    assert found["small"]["first_loads"] == []
-    assert found["large"]["first_loads"] == []
-    assert found["small"]["lengths"] == found["large"]["lengths"]
-    assert found["small"]["first"] == found["large"]["first"] == expected
+def test_engines_with_different_block_sizes_never_exchange_objects(dense: dict[str, Any]) -> None:
+    """On one store, where only an object's name keeps the wrong one out."""
+    expected, chunks = dense["gqa-float32 plain"]["first"], sum(len(prompt) // 64 for prompt in PROMPTS)
+    small, large = dense["small"], dense["large"]
+    assert small["first_loads"] == []
+    assert large["first_loads"] == []
+    assert small["lengths"] == large["lengths"]
+    assert small["first"] == large["first"] == expected
     # The store does share: with the same layout all that the first engine stored is loaded.
-    assert len(found["small again"]["first_loads"]) == chunks
-    assert found["small again"]["first"] == expected
+    assert len(dense["small again"]["first_loads"]) == chunks
+    assert dense["small again"]["first"] == expected
     # Without the layout's name in the keys the engines meet, and the answers are wrong.
-    assert len(found["large untagged"]["first_loads"]) == chunks
-    assert found["large untagged"]["first"] != expected
+    assert len(dense["large untagged"]["first_loads"]) == chunks
+    assert dense["large untagged"]["first"] != expected
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"chunk_size": 48}, "chunk_size 48 (LMCache) is not a multiple of block_size 32"),
-    ({"use_layerwise": True}, "use_layerwise true"),
-    ({"enable_blending": True, "use_layerwise": True, "save_unfull_chunk": True}, "enable_blending true"),
-    ({"remote_serde": "cachegen"}, "remote_serde 'cachegen'"),
-]
-
-
-def test_start_up_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("message", [message for _, message in REFUSED])
+def test_start_up_is_refused(dense: dict[str, Any], message: str) -> None:
     """What whole blocks cannot do, each named at start-up: an engine is not served without a cache in silence."""
-    models = {kind: MODELS[kind](tmp_path / kind) for kind in ("gqa", "mla")}
-    cases = [("gqa", changes, message) for changes, message in REFUSED]
-    if HAS_MLA:
-        cases.append(("mla", {"extra_config": {}}, "save_only_first_rank true with an MLA model"))
-    engines = [
-        engine(str(number), settings(tmp_path, **changes), script="refused", dtype="float32", block_size=BLOCKS[kind])
-        | {"model": str(models[kind])}
-        for number, (kind, changes, _) in enumerate(cases)
-    ]
-    found, output = start(tmp_path, models["gqa"], *engines)
-    assert found, output
-    for number, (_, _, message) in enumerate(cases):
-        assert f"StartUpError: {message}" in found[str(number)]["refused"]
+    assert f"StartUpError: {message}" in dense[f"refused {message}"]["refused"]
+
+
+@pytest.mark.parametrize("message", [message for _, message in REFUSED_LATENT])
+def test_start_up_with_latent_attention_is_refused(latent: dict[str, Any], message: str) -> None:
+    assert f"StartUpError: {message}" in latent[f"refused {message}"]["refused"]
