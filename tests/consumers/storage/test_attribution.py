@@ -130,8 +130,24 @@ def test_the_same_chunk_loaded_by_somebody_else_is_not_the_commands(scene: Scene
 class Thing:
     """As little of a memory object as attribution looks at."""
 
+    def __init__(self) -> None:
+        self.valid = True
+
     def is_valid(self) -> bool:
-        return True
+        return self.valid
+
+
+def test_an_object_whose_memory_is_freed_is_wasted_whoever_still_knows_it() -> None:
+    told: list[Outcome] = []
+    attribution, loaded = Attribution(told.append), Thing()
+    attribution.begins("c1", (1,))
+    attribution.loaded(Loaded("c1", 1, loaded, 10))
+    attribution.ends("c1")
+    attribution.sweep()
+    assert told == []
+    loaded.valid = False
+    attribution.sweep()
+    assert [counted(outcome) for outcome in told] == [(0, 0, 0, 1)]
 
 
 def test_another_object_at_the_same_address_is_not_the_one_that_was_loaded() -> None:
