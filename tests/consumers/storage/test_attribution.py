@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from semkv.bus.status import Tier
 from semkv.consumers.storage import Control, LMCacheStorage, attribution
 from semkv.consumers.storage.attribution import Attribution, Outcome
 from semkv.consumers.storage.prefetch import Loaded
@@ -118,6 +119,37 @@ def test_what_nobody_comes_for_in_time_is_wasted(scene: Scene) -> None:
     scene.now += 600.0
     scene.attribution.sweep()
     assert [counted(outcome) for outcome in scene.told] == [(0, 0, 0, 4)]
+
+
+def test_what_is_loaded_again_was_wasted_the_first_time(scene: Scene) -> None:
+    scene.prefetch()
+    first = list(scene.rig.cpu.hot_cache.values())  # alive, so that their addresses are not used again
+    scene.storage.evict(scene.hashes, tiers=(Tier.CPU,))
+    scene.prefetch("c2")
+    assert [(outcome.command_id, *counted(outcome)) for outcome in scene.told] == [("c1", 0, 0, 0, 4)]
+    scene.request("r1")
+    assert [(outcome.command_id, *counted(outcome)) for outcome in scene.told[1:]] == [("c2", 4, 0, 0, 0)]
+    assert len(first) == 4
+
+
+def test_what_is_used_while_the_rest_is_loading_ends_nothing(scene: Scene) -> None:
+    scene.storage.prefetch(scene.hashes)  # nameless, so that these objects are nobody's so far
+    size = scene.rig.chunk_size
+    scene.attribution.begins("c1", scene.hashes)
+    for chunk_hash, key in zip(scene.hashes, scene.rig.keys(scene.tokens), strict=True):
+        memory_obj = scene.rig.cpu.hot_cache[key]
+        scene.attribution.loaded(Loaded("c1", chunk_hash, memory_obj, scene.rig.chunk_bytes))
+        scene.attribution.received([memory_obj], [size], {"req_id": "r1"})
+        scene.attribution.sweep()
+        assert scene.told == []
+    scene.attribution.ends("c1")
+    assert [counted(outcome) for outcome in scene.told] == [(4, 0, 0, 0)]
+
+
+def test_a_prefetch_that_loads_nothing_is_told_at_its_end(scene: Scene) -> None:
+    scene.prefetch()
+    scene.prefetch("c2")
+    assert [(outcome.command_id, *counted(outcome)) for outcome in scene.told] == [("c2", 0, 0, 0, 0)]
 
 
 def test_the_same_chunk_loaded_by_somebody_else_is_not_the_commands(scene: Scene) -> None:
@@ -242,4 +274,24 @@ def test_a_bug_in_whoever_is_told_costs_the_prefetch_nothing(rig: Rig) -> None:
     storage = LMCacheStorage(rig.engine, Nobody(), watch=Attribution(broken))
     result = storage.prefetch((1, 2), control=Control(command_id="c1"))
     assert result.counts == {"missing": 1, "unreachable": 1}
+    rig.check()
+
+
+def test_a_bug_in_what_is_linked_costs_the_request_nothing(rig: Rig) -> None:
+    asked: list[str] = []
+
+    def broken(_: str, request_id: str) -> None:
+        asked.append(request_id)
+        raise RuntimeError("on purpose")
+
+    watch = Attribution(lambda _: None, on_useful=broken)
+    watch.watch_device(rig.engine)
+    storage = LMCacheStorage(rig.engine, Nobody(), watch=watch)
+    tokens = rig.tokens(2)
+    hashes = rig.store(tokens)
+    rig.drop_from_ddr(tokens)
+    storage.prefetch(hashes, control=Control(command_id="c1"))
+    rig.lookup(tokens, request="r1")
+    assert rig.retrieve("r1", tokens) == len(tokens)
+    assert asked == ["r1"]
     rig.check()
