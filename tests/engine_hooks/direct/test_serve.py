@@ -65,7 +65,8 @@ def test_one_app_for_the_process_and_only_when_asked_for(host: str, monkeypatch:
     monkeypatch.delenv("SEMKV_DIRECT", raising=False)
     monkeypatch.delenv("SEMKV_NATS_URL", raising=False)
     serve.serve_scheduler(config(internal_api_server_host=host), 2)
-    assert served() == [] and not settings.enabled()
+    serve.serve_rank(config(internal_api_server_host=host), 0, object())  # type: ignore[arg-type]
+    assert served() == [] and not serve._ranks.storage and not settings.enabled()
     monkeypatch.setenv("SEMKV_DIRECT", "1")
     assert settings.enabled() and not settings.on_the_bus()
     serve.serve_rank(config(internal_api_server_host=host), 0, object())  # type: ignore[arg-type]
