@@ -48,6 +48,7 @@ class Histories(RuleBasedStateMachine):
         self.numbers = 0
         self.children: dict[tuple[int, ...], int] = {}
         self.tails: dict[tuple[int, ...], int] = {}
+        self.turns: dict[str, set[tuple[int, ...]]] = {}
 
     def fresh(self) -> int:
         self.numbers += 1
@@ -101,13 +102,20 @@ class Histories(RuleBasedStateMachine):
         talk.requests.add(request)
 
     def outdate(self, newer: Talk) -> None:
-        """A turn with the whole chain of another of its session is a later turn of it: that one's tail is over."""
+        """A turn with the whole chain of another of its session is a later turn of it: that one's tail is over.
+
+        A turn that goes back to an earlier point of its session is one of the longer chain's, and its tail is nobody's.
+        The longer one may be forgotten here and still known there, where any of the session's requests keeps it.
+        """
+        if newer.session is None:
+            return
         for talk in self.talks:
-            same = newer.session is not None and talk.session == newer.session and talk is not newer
-            if same and newer.chain[: len(talk.chain)] == talk.chain:
+            if talk.session == newer.session and talk is not newer and newer.chain[: len(talk.chain)] == talk.chain:
                 talk.tail = None
-            elif same and newer.tail is not None and talk.chain[: len(newer.chain)] == newer.chain:
-                newer.tail = None
+        turns, length = self.turns.setdefault(newer.session, set()), len(newer.chain)
+        if any(len(chain) > length and chain[:length] == newer.chain for chain in turns):
+            newer.tail = None
+        turns.add(newer.chain)
 
     def take_one(self, chain: tuple[int, ...]) -> None:
         """The longest ended nameless conversation that this chain extends is what the forest replaces."""
