@@ -289,8 +289,8 @@ async def test_direct_mode_names_a_rank_that_hangs(rig: Rig) -> None:
         await rig.served()
         await settled(kv, rig, [len(rig.chain)] * RANKS)
         hung = workers(rig)["TP1"]
-        os.kill(hung, signal.SIGSTOP)
         try:
+            await asyncio.to_thread(stop, hung)
             status, body = await asyncio.to_thread(rig.direct, "evict")
         finally:
             os.kill(hung, signal.SIGCONT)
@@ -298,6 +298,18 @@ async def test_direct_mode_names_a_rank_that_hangs(rig: Rig) -> None:
         assert "error" not in body["ranks"]["0"] and "timed out" in body["ranks"]["1"]["error"]
         await settled(kv, rig, [0, 0])  # it does what it was asked once it goes on
     await rig.served()
+
+
+def stop(process: int) -> None:
+    """Stop a process; while the thread that takes the signal waits for a core, its others go on, so wait for all."""
+    os.kill(process, signal.SIGSTOP)
+    until = time.monotonic() + 30
+    while any(
+        task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T"
+        for task in Path(f"/proc/{process}/task").iterdir()
+    ):
+        assert time.monotonic() < until, f"process {process} could not be stopped"
+        time.sleep(0.01)
 
 
 def workers(rig: Rig) -> dict[str, int]:
