@@ -29,14 +29,15 @@ from typing import Any
 import msgpack
 from blake3 import blake3
 
-try:
-    from semkv.native._core import token_bytes as _read_plain
-except ImportError:  # built without its core: the same bytes, read five times slower
-
-    def _read_plain(tokens: object) -> bytes | None:
-        return None
+from semkv.native import extension
 
 
+def _not_read(tokens: object) -> bytes | None:
+    """Built without its core: the same bytes, read five times slower."""
+    return None
+
+
+_read_plain = extension.function("token_bytes", _not_read)
 TOKEN_BYTES = 4
 CANDIDATES = 8
 DEFAULT_MEMORY = 64 << 20

@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from semkv.bus.messages.finished import Finished
 from semkv.bus.status import HashesStatus
 from semkv.engine_hooks.request_ids import api_id
+from semkv.native import extension
 
-try:
-    from semkv.native._core import hash_ints as _read_plain
-except ImportError:  # built without its core: the same numbers, read three times slower
 
-    def _read_plain(texts: object) -> tuple[int, ...] | None:
-        return None
+def _not_read(texts: object) -> tuple[int, ...] | None:
+    """Built without its core: the same numbers, read three times slower."""
+    return None
+
+
+_read_plain = extension.function("hash_ints", _not_read)
 
 
 class FinishedNote:

@@ -18,7 +18,7 @@ import ctypes
 import itertools
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from semkv.native import extension
@@ -81,14 +81,7 @@ def read_in_python(path: str, buffer: memoryview, skip: int, direct: bool, at_on
         os.close(descriptor)
 
 
-def _reader() -> Callable[[str, memoryview, int, bool, int], tuple[int, int]]:
-    try:
-        return extension.core().read_file  # type: ignore[no-any-return]
-    except extension.CoreMissingError:
-        return read_in_python
-
-
-_read_file = _reader()
+_read_file = extension.function("read_file", read_in_python)
 
 
 def write_full(path: str, buffer: memoryview, *, direct: bool = False) -> int:

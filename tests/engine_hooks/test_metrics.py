@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from semkv.bus.embedded import EmbeddedServer
-from semkv.engine_hooks import event_loop
-from tests.engine_hooks.test_publisher import note, publisher, running, wait_until
+from tests.engine_hooks.test_publisher import crash_twice, note, publisher, running, wait_until
 from tests.support.otlp_receiver import OtlpReceiver
 
 
@@ -41,18 +39,7 @@ def test_events_drops_and_what_waits_are_told(tmp_path: Path, monkeypatch: pytes
 def test_what_came_last_is_told_at_the_end_and_how_often_the_thread_started_over(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Crash(BaseException):
-        """Not even an Exception."""
-
-    real, crashes = event_loop.finished.messages, []
-
-    def messages(*args: Any, **kwargs: Any) -> Any:
-        if len(crashes) < 2:
-            crashes.append(1)
-            raise Crash("on purpose")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(event_loop.finished, "messages", messages)
+    crash_twice(monkeypatch)
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "3600000")  # nothing comes but at the end
     with OtlpReceiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", receiver.endpoint)

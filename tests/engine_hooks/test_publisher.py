@@ -61,6 +61,24 @@ def publisher(url: str, *, agreement: Agreement | None = None, ring: int = 8192)
     return EventPublisher(loop.run, ring=ring)
 
 
+def crash_twice(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the publisher's thread die of its first two messages; how often it did."""
+
+    class Crash(BaseException):
+        """Not even an Exception."""
+
+    real, crashes = event_loop.finished.messages, []
+
+    def messages(*args: Any, **kwargs: Any) -> Any:
+        if len(crashes) < 2:
+            crashes.append(1)
+            raise Crash("on purpose")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(event_loop.finished, "messages", messages)
+    return crashes
+
+
 @contextlib.contextmanager
 def running(made: EventPublisher) -> Iterator[EventPublisher]:
     made.start()
@@ -225,18 +243,7 @@ def test_close_without_nats_ends_in_time(tmp_path: Any) -> None:
 def test_a_crash_of_the_thread_never_reaches_the_engine(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Crash(BaseException):
-        """Not even an Exception."""
-
-    real, crashes = event_loop.finished.messages, []
-
-    def messages(*args: Any, **kwargs: Any) -> Any:
-        if len(crashes) < 2:
-            crashes.append(1)
-            raise Crash("on purpose")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(event_loop.finished, "messages", messages)
+    crash_twice(monkeypatch)
     with Capture(nats_server.url) as seen, running(publisher(nats_server.url)) as made:
         made.offer(note(1))
         (event,) = seen.wait_for(seen.events, 1, 20)

@@ -136,7 +136,8 @@ class PrefixForest:
             for leaf in self._leaves.anonymous_at(tenant, node)
             if not leaf.running
         ]
-        longest = max(ending, key=lambda leaf: (leaf.length, leaf.tail in nodes), default=None)
+        named = set(nodes)
+        longest = max(ending, key=lambda leaf: (leaf.length, leaf.tail in named), default=None)
         return () if longest is None else (longest,)
 
     def retain(self, tenant: str, client: str, session: str, hashes: Sequence[int], ttl_s: float) -> tuple[int, ...]:

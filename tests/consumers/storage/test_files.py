@@ -37,8 +37,12 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_the_core_is_what_reads_where_it_is() -> None:
-    assert files._reader() is extension.core().read_file
+def test_the_core_is_what_reads_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = extension.core().read_file
+    assert extension.function("read_file", files.read_in_python) is core
+    assert extension.function("none_of_the_cores", files.read_in_python) is files.read_in_python
+    monkeypatch.setitem(sys.modules, "semkv.native._core", None)
+    assert extension.function("read_file", files.read_in_python) is files.read_in_python
 
 
 def test_a_file_is_read_in_one_request(path: str) -> None:
